@@ -13,19 +13,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from eigensweep.search_spaces.errors import UnknownMetricError
-from eigensweep.search_spaces.labels import format_share
-from eigensweep.search_spaces.parameters import Scalar
-from eigensweep.search_spaces.planning import find_seeds
-from eigensweep.service.api.schemas import Answer, Metric, SummaryNow
-from eigensweep.service.record.errors import ConflictError, NotFoundError
-from eigensweep.service.record.queries import Queries
-from eigensweep.service.record.tables import Experiment, Trial
-from eigensweep.tasks import TASKS
-from eigensweep.workers.shared.messages import Metrics, ReplicateResult, Result
-from eigensweep.workers.shared.sequential import VerdictSoFar, look, look_back
-from eigensweep.workers.shared.states import RANKED
-from eigensweep.workers.shared.statistics import (
+from eigensweep.results.ranking import RANKED
+from eigensweep.results.sequential import VerdictSoFar, look, look_back
+from eigensweep.results.statistics import (
     SIGNIFICANCE,
     TEST,
     Difference,
@@ -37,6 +27,16 @@ from eigensweep.workers.shared.statistics import (
     judge_alike,
     summarize,
 )
+from eigensweep.search_spaces.errors import UnknownMetricError
+from eigensweep.search_spaces.labels import format_share
+from eigensweep.search_spaces.parameters import Scalar
+from eigensweep.search_spaces.planning import find_seeds
+from eigensweep.service.api.schemas import Answer, Metric, SummaryNow
+from eigensweep.service.record.errors import ConflictError, NotFoundError
+from eigensweep.service.record.queries import Queries
+from eigensweep.service.record.tables import Experiment, Trial
+from eigensweep.tasks import TASKS
+from eigensweep.workers.shared.messages import Metrics, ReplicateResult, Result
 
 Split = Literal["valid", "test"]
 

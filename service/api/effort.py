@@ -14,6 +14,15 @@ from itertools import combinations
 from pydantic import Field
 
 from eigensweep.direction import sign
+from eigensweep.results.effort import (
+    Estimate,
+    Search,
+    choose_counts,
+    compare_best,
+    judge,
+)
+from eigensweep.results.ranking import RANKED
+from eigensweep.results.statistics import Verdict, find_domain
 from eigensweep.search_spaces.labels import format_value, say_count
 from eigensweep.search_spaces.sections import LEARNING
 from eigensweep.search_spaces.spec import ExperimentSpec
@@ -27,15 +36,6 @@ from eigensweep.service.api.comparison import (
 from eigensweep.service.api.schemas import Answer, Metric
 from eigensweep.service.record.overviews import TryRecord, list_tries
 from eigensweep.service.record.queries import Queries
-from eigensweep.workers.shared.effort import (
-    Estimate,
-    Search,
-    choose_counts,
-    compare_best,
-    judge,
-)
-from eigensweep.workers.shared.states import RANKED
-from eigensweep.workers.shared.statistics import Verdict, find_domain
 
 METHOD = (
     "mean test value of the trial with the best validation value among k, without bias; "

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from sqlalchemy import Row, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
+from eigensweep.results.ranking import RANKED, UNRANKED
 from eigensweep.service.record import database
 from eigensweep.service.record.queries import READ_AT_ONCE, TRIAL_SORTS, Queries
-from eigensweep.service.record.tables import UNRANKED, Experiment, Report, Trial
+from eigensweep.service.record.tables import Experiment, Report, Trial
 from eigensweep.workers.shared.messages import Json, Params, Result
-from eigensweep.workers.shared.states import OUTCOMES, RANKED
+from eigensweep.workers.shared.states import OUTCOMES
 
 BY_VALUE = TRIAL_SORTS["value"]
 """The columns of the ranking."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from fastapi import APIRouter
 from pydantic import Field
 
+from eigensweep.results.importance import EVALUATOR, Scored, measure_importance
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.parts import TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
 from eigensweep.service.api.schemas import Answer, Metric
 from eigensweep.service.api.written import DescribedRoute
 from eigensweep.service.record.overviews import list_arms, list_finished
-from eigensweep.workers.driver.importance import EVALUATOR, Scored, measure_importance
 
 router = APIRouter(tags=["overviews"], route_class=DescribedRoute)
 

@@ -16,6 +16,8 @@ from fastapi import APIRouter, Path, Query, Response
 from fastapi.responses import StreamingResponse
 from pydantic import Field
 
+from eigensweep.results.ranking import OBJECTIVE
+from eigensweep.results.statistics import Summary, find_domain, summarize
 from eigensweep.search_spaces.errors import SpecError, did_you_mean, shorten
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.presets import find_preset
@@ -37,9 +39,8 @@ from eigensweep.service.record.tables import Experiment, Report, Trial
 from eigensweep.workers.shared.checkpoints import PIECE, Store, trial_key
 from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.kept_files import BEST
-from eigensweep.workers.shared.messages import OBJECTIVE, summarize_stored
+from eigensweep.workers.shared.messages import summarize_stored
 from eigensweep.workers.shared.states import TrialState
-from eigensweep.workers.shared.statistics import Summary, find_domain, summarize
 
 router = APIRouter(tags=["overviews"], route_class=DescribedRoute)
 

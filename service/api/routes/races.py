@@ -7,6 +7,14 @@ from typing import Literal
 from fastapi import APIRouter
 from pydantic import Field
 
+from eigensweep.results.racing import (
+    Race,
+    count_core_hours,
+    find_race,
+    read_values,
+)
+from eigensweep.results.sequential import look, look_back
+from eigensweep.results.statistics import compare_paired, find_domain, summarize
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.parts import TheService
@@ -14,15 +22,7 @@ from eigensweep.service.api.routes.experiments import ExperimentId
 from eigensweep.service.api.schemas import Answer, SummaryNow
 from eigensweep.service.api.written import DescribedRoute
 from eigensweep.service.record.overviews import RacerRecord, list_racers
-from eigensweep.workers.shared.racing import (
-    Race,
-    count_core_hours,
-    find_race,
-    read_values,
-)
-from eigensweep.workers.shared.sequential import look, look_back
 from eigensweep.workers.shared.states import ENDED
-from eigensweep.workers.shared.statistics import compare_paired, find_domain, summarize
 
 router = APIRouter(tags=["trials"], route_class=DescribedRoute)
 

@@ -16,8 +16,7 @@ from statistics import fmean
 from typing import Literal
 
 from eigensweep.direction import Better, sign
-from eigensweep.search_spaces.planning import find_log_factor, find_seeds
-from eigensweep.workers.shared.statistics import (
+from eigensweep.results.statistics import (
     LARGEST_EXPONENT,
     SIGNIFICANCE,
     Difference,
@@ -25,6 +24,7 @@ from eigensweep.workers.shared.statistics import (
     compare_paired,
     make_interval,
 )
+from eigensweep.search_spaces.planning import find_log_factor, find_seeds
 
 VerdictSoFar = Literal["better", "worse", "equivalent", "not distinguishable"]
 """What differences say of the first side: `equivalent` where it is shown to differ by no more than

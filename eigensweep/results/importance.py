@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from eigensweep.results.trees import find_shares
 from eigensweep.search_spaces.labels import say_count
 from eigensweep.search_spaces.space import Parameter, Scalar
-from eigensweep.workers.driver.trees import find_shares
 
 EVALUATOR = "mean_decrease_impurity"
 """What is measured, as Optuna calls it."""
