@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from eigensweep.direction import Better
 from eigensweep.results.ranking import RANKED, cost
@@ -71,20 +71,22 @@ class Racer(Protocol):
 
 @dataclass(frozen=True)
 class Round:
-    """What one round of a race decided, over the seeds that all of its configurations have."""
+    """What one round decided, over the seeds that all of its trials have."""
 
+    __pydantic_config__: ClassVar = {"use_attribute_docstrings": True}
     seeds: int
-    """Seeds of each configuration in it."""
+    """Seeds of each trial in it"""
     leader: int
-    """Number of the trial with the best mean."""
+    """The trial with the best mean"""
     rivals: tuple[int, ...]
-    """Trials that cannot be told apart from the leader, the best mean first."""
+    """Trials that cannot be told apart from the leader, the best mean first"""
     worse: tuple[int, ...]
-    """Trials that are worse than the leader; they leave the race."""
-    equivalent: tuple[int, ...] = ()
-    """Trials that differ from the leader by no more than what is of interest; they leave, too."""
-    left_out: tuple[int, ...] = ()
-    """Trials that cannot be told apart either, but come after the largest number of leaders."""
+    """Trials that are worse, and left the race"""
+    equivalent: tuple[int, ...]
+    """Trials that differ from the leader by no more than `racing.smallest`; they left the race,
+    too"""
+    left_out: tuple[int, ...]
+    """Trials that cannot be told apart, and come after the largest number of leaders"""
 
     @property
     def racers(self) -> tuple[int, ...]:
