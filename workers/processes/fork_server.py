@@ -86,6 +86,9 @@ def load(digest: str) -> bool:
     with load_for_good():
         if own_code().digest != digest:
             return False
+        import eigensweep.workers.lanes.replicates
+        import eigensweep.workers.processes.runner
+        import eigensweep.workers.trial.errors  # noqa: F401
     return True
 
 
