@@ -28,7 +28,7 @@ from eigensweep.workers.cluster.drivers import DriverProcess, Drivers
 from eigensweep.workers.cluster.nodes import Look, Node, RayPlace
 from eigensweep.workers.driver.capacity import look_for_room
 from eigensweep.workers.driver.zygote import DriverOrder
-from eigensweep.workers.engine.shares import Room
+from eigensweep.workers.lanes.shares import Capacity
 from eigensweep.workers.shared.deaths import Death
 from eigensweep.workers.shared.ledger import Ledger
 from eigensweep.workers.shared.messages import DriverOptions, SpecJson
@@ -257,7 +257,7 @@ class ClusterProcess:
             return False
         return True if self._heard > moment + SURE_SECONDS else None
 
-    def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Room:
+    def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Capacity:
         """Return how many trials with these resources the nodes hold, or why none.
 
         It is computed from the last look, so nobody waits for Ray.

@@ -25,7 +25,7 @@ from eigensweep.service.record.record import Record, Unfinished
 from eigensweep.service.record.shares import Shares
 from eigensweep.service.store_probe import StoreProbe
 from eigensweep.workers.cluster.nodes import Node
-from eigensweep.workers.engine.shares import Room
+from eigensweep.workers.lanes.shares import Capacity
 from eigensweep.workers.shared import logs, traces
 from eigensweep.workers.shared.checkpoints import replicate_key
 from eigensweep.workers.shared.deaths import Death
@@ -94,7 +94,7 @@ class Launcher(Protocol):
     def find(self, experiment_id: str) -> Driver | None:
         """Return the driver of an experiment that an earlier service started, if it still works."""
 
-    def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Room:
+    def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Capacity:
         """Return how many trials with these resources can run at once, or why none can.
 
         Requests wait for it, so it asks nobody.
@@ -193,7 +193,7 @@ class Dispatcher:
         """How many drivers there may be at once, those included that only deliver."""
         return max(self.max_experiments, self.max_of_all) + MOST_DELIVERIES
 
-    def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Room | None:
+    def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Capacity | None:
         """Return the room that there is now for such trials, None while that is unknown."""
         if self.launcher is None:
             return None

@@ -31,7 +31,7 @@ PARTS = {
     "driver": "eigensweep::Driver",
     "zygote": "driver.zygote ",
     "trial": "ray::Trial",
-    "fork server": "engine.fork_server ",  # and what it has forked
+    "fork server": "processes.fork_server ",  # and what it has forked
     "raylet": "raylet/raylet ",
     "gcs": "gcs_server ",
     "connection to ray": "workers.cluster.served ",

@@ -19,10 +19,10 @@ import pytest
 from orders import make_order
 from sweeps import spec
 
+from eigensweep.analyses.base import Folders, TrialSubject
+from eigensweep.analyses.weights import load_snapshot
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.workers.analyses.base import Folders, TrialSubject
-from eigensweep.workers.analyses.weights import load_snapshot
 from eigensweep.workers.shared import code
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.code import (
@@ -322,7 +322,7 @@ class TestRungs:
 class TestCode:
     def test_importing_a_trial_s_process_loads_neither_torch_nor_mlflow_nor_ray_tune(self):
         check = (
-            "import sys, eigensweep.workers.engine.trial_process\n"
+            "import sys, eigensweep.workers.processes.trial_process\n"
             "print({'torch', 'mlflow', 'ray.tune', 'pandas'} & set(sys.modules))"
         )
         command = [sys.executable, "-c", check]

@@ -16,7 +16,7 @@ import ray
 from experiments import Cluster, Launched
 from sweeps import COPYING, SCORNN
 
-from eigensweep.workers.engine.actor import NAMESPACE
+from eigensweep.workers.lanes.actor import NAMESPACE
 from eigensweep.workers.shared.checkpoints import Store
 
 logger = logging.getLogger(__name__)

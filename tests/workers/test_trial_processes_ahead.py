@@ -20,7 +20,7 @@ from waiting import wait_until
 
 from eigensweep.workers.cluster import trial_processes
 from eigensweep.workers.driver.trainable import CREDENTIALS, TrialProcesses
-from eigensweep.workers.engine.forked import MODULE
+from eigensweep.workers.processes.forked import MODULE
 
 TESTS = Path(__file__).parents[1]
 

@@ -21,6 +21,7 @@ from pathlib import Path
 import optuna
 from ray import tune
 
+from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.search_spaces.memory import limit_memory, reserve_memory
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
@@ -51,7 +52,7 @@ from eigensweep.workers.driver.store_watch import StoreWatch
 from eigensweep.workers.driver.study import Study
 from eigensweep.workers.driver.sweep import Job, Sweep
 from eigensweep.workers.driver.tune_loop import run_tune
-from eigensweep.workers.engine.shares import Share, share_of, spread_lanes
+from eigensweep.workers.lanes.shares import Share, share_of, spread_lanes
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.code import own_code, own_parts
 from eigensweep.workers.shared.disk_space import DiskSpace
@@ -59,7 +60,6 @@ from eigensweep.workers.shared.fair_shares import Want
 from eigensweep.workers.shared.files import is_url
 from eigensweep.workers.shared.ledger import Ledger, StaleWriteError, TrialEntry
 from eigensweep.workers.shared.messages import (
-    OBJECTIVE,
     DriverOptions,
     Metrics,
     Notice,

@@ -29,7 +29,7 @@ from eigensweep.own_packages import (
 )
 from eigensweep.workers.shared.messages import Code
 
-PACKAGES = ("models", "tasks", "search_spaces", "workers")
+PACKAGES = ("models", "tasks", "search_spaces", "workers", "results")
 """The packages whose code decides a trial's numbers, beside the modules above them."""
 
 VERSIONS = ("torch", "numpy", "ray")
@@ -107,7 +107,7 @@ def check_build(device: str) -> None:
     """Raise ForeignCodeError if PyTorch here was built without what a device needs.
 
     It costs no import of PyTorch, so a node that offers GPUs and has the build for CPUs is found
-    within milliseconds. Whether a device works is another question (`workers/engine/devices.py`).
+    within milliseconds. Whether a device works is another question (`workers/trial/devices.py`).
     """
     if device == "cpu" or _is_built_for_gpus():
         return

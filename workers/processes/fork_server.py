@@ -1,0 +1,255 @@
+"""A process that has loaded PyTorch once and forks itself for each trial of its node.
+
+To load PyTorch takes three seconds of a processor and 240 MB. A forked process has it after some
+milliseconds, and shares the memory of what was loaded. One such process serves one Ray node, code
+and environment; the first trial starts it, and `forked` is the other side. Linux only.
+
+`python -m eigensweep.workers.processes.fork_server NAME RAYLET DIGEST` listens on an abstract
+socket of that name, which vanishes with the process and belongs to at most one. It says no to other
+users. Nothing of Ray is loaded here, and nothing that starts threads: a fork copies only the thread
+that forks.
+
+Each connection is for one forked process, and is its lifeline: when the trial's process is gone,
+for whatever reason, the kernel closes the connection, and the forked process is killed. When this
+process is gone, the kernel kills all that it has forked. It ends with its Ray node, and after it
+was not asked for anything for a while.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Final
+
+from eigensweep.workers.shared.loading import load_for_good
+from eigensweep.workers.shared.messages import Json
+
+logger = logging.getLogger(__name__)
+
+IDLE_SECONDS: Final = 180.0
+"""It ends when it has had nothing to do for so long."""
+REQUEST_SECONDS: Final = 5.0
+"""A client that has not said what it wants after this time gets nothing."""
+WAITING: Final = 1024
+"""Clients that may wait for an answer at once."""
+
+FORK, LOOK = b"f", b"l"
+"""What a client may ask for: to fork, or nothing but to stay. The first one sends three files."""
+FILES: Final = 3
+"""The connection for calls, standard output and standard error of the forked process."""
+
+STALE: Final = "stale"
+"""Key of an answer that stands for a `StaleWriteError`."""
+
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+"""Of `prctl`, from Linux' sys/prctl.h."""
+
+
+def main(name: str, raylet: int, digest: str) -> None:
+    """Load what trains and serve, unless another process has this name already.
+
+    The process that was started ends as soon as the socket can be connected to, and the one that
+    serves is nobody's child: whoever asked for it first may end long before it.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(f"\0{name}")
+    except OSError:
+        return
+    listener.listen(WAITING)
+    end_of_ray = os.pidfd_open(raylet)
+    if os.fork():
+        os._exit(0)
+    if load(digest):
+        Server(listener, end_of_ray).serve()
+
+
+def load(digest: str) -> bool:
+    """Import what trains; return False if the code here is not the code that is wanted.
+
+    Then each trial's process loads its own, and finds out itself what is wrong.
+    """
+    from eigensweep.workers.shared.code import own_code
+
+    with load_for_good():
+        if own_code().digest != digest:
+            return False
+        import eigensweep.workers.lanes.replicates
+        import eigensweep.workers.processes.runner
+        import eigensweep.workers.trial.errors  # noqa: F401
+    return True
+
+
+@dataclass
+class Child:
+    """A forked process."""
+
+    pid: int
+    end: int
+    """Of `pidfd_open`: can be read when the process has ended."""
+    lifeline: socket.socket
+    """Can be read when the trial's process has ended, which never writes to it."""
+
+
+class Server:
+    """Forks for its clients, until Ray's node ends or nobody has asked for long."""
+
+    def __init__(self, listener: socket.socket, end_of_ray: int) -> None:
+        self._listener, self._end_of_ray = listener, end_of_ray
+        self._poll = select.poll()
+        for each in (listener.fileno(), end_of_ray):
+            self._poll.register(each, select.POLLIN)
+        self._children: dict[int, Child] = {}
+        """By each of their two file descriptors."""
+
+    def serve(self) -> None:
+        """Serve until the end of Ray's node, or until nobody has asked for long."""
+        asked_at = time.monotonic()
+        while self._children or time.monotonic() < asked_at + IDLE_SECONDS:
+            ready = [number for number, _ in self._poll.poll(IDLE_SECONDS * 1e3)]
+            if self._end_of_ray in ready:
+                return
+            if ready:
+                asked_at = time.monotonic()
+            for number in ready:
+                if number in self._children:  # one process may have two numbers in the list
+                    self._end(self._children[number])
+            if self._listener.fileno() in ready:
+                self._answer()  # last: a new file may get the number of one that was closed above
+
+    def _answer(self) -> None:
+        """Fork for a client that waits, if it is of the same user and wants that."""
+        lifeline, _ = self._listener.accept()
+        lifeline.settimeout(REQUEST_SECONDS)
+        files: list[int] = []
+        has_forked = False
+        try:
+            if user_of(lifeline) == os.getuid():
+                word, files, _, _ = socket.recv_fds(lifeline, 1, FILES)
+                if word == FORK and len(files) == FILES:
+                    self._fork(lifeline, files)
+                    has_forked = True
+        except OSError as error:
+            logger.warning("a request of a trial's process was not met: %s", error)
+        finally:
+            for each in files:
+                os.close(each)
+            if not has_forked:
+                lifeline.close()
+
+    def _fork(self, lifeline: socket.socket, files: list[int]) -> None:
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._become_child(parent, files)
+        try:
+            child = Child(pid, os.pidfd_open(pid), lifeline)
+        except OSError:  # no more files may be open: nobody would notice that its trial is gone
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+        for each in (child.end, lifeline.fileno()):
+            self._children[each] = child
+            self._poll.register(each, select.POLLIN)
+
+    def _become_child(self, parent: int, files: list[int]) -> None:
+        """Train in this process, which was forked, and end it."""
+        status = 1
+        try:
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:
+                return
+            self._listener.close()
+            os.close(self._end_of_ray)
+            for child in {child.pid: child for child in self._children.values()}.values():
+                os.close(child.end)
+                child.lifeline.close()
+            calls, *standard = files
+            for target, file in enumerate(standard, start=1):
+                os.dup2(file, target)
+                os.close(file)
+            answer_calls(Connection(calls))
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError, ValueError):
+                    stream.flush()
+            logging.shutdown()
+            os._exit(status)
+
+    def _end(self, child: Child) -> None:
+        """End a forked process and forget it: it has ended, or its trial's process has."""
+        for each in (child.end, child.lifeline.fileno()):
+            self._poll.unregister(each)
+            del self._children[each]
+        os.kill(child.pid, signal.SIGKILL)  # harmless if it has ended: nobody has waited for it
+        os.waitpid(child.pid, 0)
+        os.close(child.end)
+        child.lifeline.close()
+
+
+def user_of(connection: socket.socket) -> int:
+    """Return the user id of the process at the other side of a connection."""
+    return _credentials_of(connection)[1]
+
+
+def pid_of(connection: socket.socket) -> int:
+    """Return the id of the process that began to listen at the other side of a connection."""
+    return _credentials_of(connection)[0]
+
+
+def _credentials_of(connection: socket.socket) -> tuple[int, int, int]:
+    size = struct.calcsize("3i")
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    process, user, group = struct.unpack("3i", raw)
+    return process, user, group
+
+
+def answer_calls(calls: Connection) -> None:
+    """Train what the trial's process says, call by call, until it says no more."""
+    from eigensweep.workers.processes.runner import Runner
+    from eigensweep.workers.shared.ledger import StaleWriteError
+
+    begin: Json = json.loads(calls.recv_bytes())
+    os.environ.clear()
+    os.environ.update(begin["environment"])
+    sys.path[:] = begin["path"]
+    order = begin["config"]
+    name_process(f"trial-{order['number']}")
+    runner = Runner(order, "cpu", begin["node_id"])
+    calls.send_bytes(json.dumps({"pid": os.getpid()}).encode())
+    while True:
+        try:
+            call: Json = json.loads(calls.recv_bytes())
+        except EOFError:
+            return
+        if call["method"] == "train_next":
+            name_process(f"trial-{call['arguments'][0]['number']}")
+        try:
+            answer = {"returned": getattr(runner, call["method"])(*call["arguments"])}
+        except StaleWriteError as error:
+            answer = {STALE: str(error)}
+        calls.send_bytes(json.dumps(answer).encode())
+
+
+def name_process(name: str) -> None:
+    """Let `ps` and `top` show a name of at most 15 letters for this process."""
+    ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode()[:15])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])

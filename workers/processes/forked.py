@@ -1,0 +1,217 @@
+"""A process that is forked for a trial, seen from the trial's own process.
+
+`fork` asks the node's `fork_server` for it, and starts that server where there is none yet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+from eigensweep.workers.processes.fork_server import FORK, LOOK, STALE, user_of
+from eigensweep.workers.shared.ledger import StaleWriteError
+from eigensweep.workers.shared.messages import Json
+
+logger = logging.getLogger(__name__)
+
+MODULE: Final = "eigensweep.workers.processes.fork_server"
+TRIES: Final = 3
+"""How often a server is looked for, or started, that ends before it has forked."""
+LOADING_SECONDS: Final = 300.0
+"""So long a server may take to load PyTorch and to fork."""
+STARTING_SECONDS: Final = 60.0
+"""So long Python may take to start before it loads anything."""
+PAUSE_SECONDS: Final = 0.1
+"""Pause between two tries to connect."""
+STDOUT, STDERR = 1, 2
+DECISIVE: Final = (
+    "LD_",
+    "MALLOC_",
+    "MKL_",
+    "NUMEXPR_",
+    "OMP_",
+    "OPENBLAS_",
+    "PYTHON",
+    "PYTORCH",
+    "TORCH",
+)
+"""Beginnings of variables that libraries read when they are loaded."""
+
+
+class ForkedEndedError(RuntimeError):
+    """The process that was forked for a trial has ended."""
+
+
+class Forked:
+    """Does what a `Runner` does, in a process of its own, which ends with this one."""
+
+    def __init__(self, lifeline: socket.socket, calls: Connection) -> None:
+        self._lifeline, self._calls = lifeline, calls
+        """The first one is never used: the server kills the process when it is closed."""
+        self.pid = 0
+
+    def begin(self, config: Json, node_id: str | None) -> None:
+        """Say what to train, and wait until the process is there.
+
+        Raises:
+            ForkedEndedError: if the server has ended instead.
+            TimeoutError: if it does not fork.
+        """
+        environment, path = dict(os.environ), sys.path
+        self._send({"config": config, "node_id": node_id, "environment": environment, "path": path})
+        if not self._calls.poll(LOADING_SECONDS):
+            raise TimeoutError(f"no process was forked within {LOADING_SECONDS:.0f} s")
+        self.pid = self._receive()["pid"]
+
+    def close(self) -> None:
+        """End the process."""
+        self._calls.close()
+        self._lifeline.close()
+
+    def train_next(self, config: Json) -> Json:
+        """Take another trial, and return its first report."""
+        told: Json = self._call("train_next", config)
+        return told
+
+    def train(self) -> Json:
+        """Return the report of the next rung."""
+        told: Json = self._call("train")
+        return told
+
+    def stop(self) -> None:
+        """Leave the trial where it is."""
+        self._call("stop")
+
+    def _call(self, method: str, *arguments: Json) -> Any:
+        self._send({"method": method, "arguments": arguments})
+        answer = self._receive()
+        if STALE in answer:
+            raise StaleWriteError(answer[STALE])
+        return answer["returned"]
+
+    def _send(self, content: Json) -> None:
+        try:
+            self._calls.send_bytes(json.dumps(content).encode())
+        except OSError as error:
+            raise self._ended() from error
+
+    def _receive(self) -> Json:
+        try:
+            content: Json = json.loads(self._calls.recv_bytes())
+        except (OSError, EOFError) as error:
+            raise self._ended() from error
+        return content
+
+    def _ended(self) -> ForkedEndedError:
+        what = f"process {self.pid}" if self.pid else "the process"
+        return ForkedEndedError(f"{what} that was forked for this trial has ended")
+
+
+def fork(config: Json, node_id: str | None, raylet: int) -> Forked | None:
+    """Return a process that trains an order's trial; None if this process has to do so itself.
+
+    Args:
+        config: the order, as plain data.
+        node_id: Ray's id of this node.
+        raylet: id of the process with which all processes of this node end.
+    """
+    if sys.platform != "linux":
+        return None
+    digest = config["code"]["digest"]
+    name = name_server(raylet, digest, os.environ)
+    for _ in range(TRIES):
+        try:
+            lifeline = connect(name, raylet, digest, os.environ)
+        except OSError as error:
+            logger.warning("no process to fork from was found or started: %s", error)
+            return None
+        if user_of(lifeline) != os.getuid():
+            lifeline.close()
+            logger.warning("the name %s belongs to another user of this machine", name)
+            return None
+        own, other = socket.socketpair()
+        forked = Forked(lifeline, Connection(own.detach()))
+        try:
+            with other:
+                socket.send_fds(lifeline, [FORK], [other.fileno(), STDOUT, STDERR])
+            forked.begin(config, node_id)
+        except TimeoutError as error:
+            forked.close()
+            logger.warning("%s", error)
+            break
+        except (ForkedEndedError, OSError) as error:
+            forked.close()
+            logger.info("asking for another process to fork from: %s", error)
+        else:
+            return forked
+    logger.warning(
+        "no process could be forked from one that has loaded PyTorch, so this one loads it"
+    )
+    return None
+
+
+def keep_server(raylet: int, digest: str, environment: Mapping[str, str]) -> None:
+    """Start the server for trials with this code and environment, or let it stay; do not wait.
+
+    Raises:
+        OSError: if it cannot be started.
+    """
+    if sys.platform == "linux":
+        name = name_server(raylet, digest, environment)
+        with connect(name, raylet, digest, environment) as lifeline:
+            lifeline.send(LOOK)
+
+
+def name_server(raylet: int, digest: str, environment: Mapping[str, str]) -> str:
+    """Return the name of the socket: of one node, code, Python and environment."""
+    decisive = {name: value for name, value in environment.items() if name.startswith(DECISIVE)}
+    parts = [os.getuid(), raylet, digest, sys.executable, sorted(decisive.items())]
+    return f"eigensweep-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]}"
+
+
+def connect(name: str, raylet: int, digest: str, environment: Mapping[str, str]) -> socket.socket:
+    """Return a connection to the server, which may load still; start it if there is none.
+
+    Raises:
+        OSError: if it cannot be started.
+    """
+    connection = _connect(name)
+    if connection is not None:
+        return connection
+    path = os.pathsep.join(each for each in sys.path if each)
+    try:
+        subprocess.run(
+            [sys.executable, "-m", MODULE, name, str(raylet), digest],
+            env={**environment, "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            timeout=STARTING_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise OSError(f"Python did not start within {STARTING_SECONDS:.0f} s") from error
+    for _ in range(TRIES):
+        connection = _connect(name)
+        if connection is not None:
+            return connection
+        time.sleep(PAUSE_SECONDS)  # another one has taken the name and does not listen yet
+    raise OSError(f"the process with the name {name} did not come up")
+
+
+def _connect(name: str) -> socket.socket | None:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(f"\0{name}")
+    except ConnectionRefusedError:
+        connection.close()
+        return None
+    return connection

@@ -1,0 +1,96 @@
+"""The process of a trial: an actor of Ray's that is used for one trial after another.
+
+It is thin: it loads neither torch nor MLflow, and nothing of Ray Tune, whose import alone takes
+1.5 s of a processor and 66 MB. Who trains is one of three:
+
+- a process that is forked for it from one that has loaded PyTorch (`fork_server`), as a rule;
+- an engine, in which the trial has a slot (`actor`);
+- this process, where nothing is forked: with a GPU, on which that could not be tried yet, elsewhere
+  than on Linux, or where no process to fork from comes up.
+
+Tune, in the driver, calls `train`, `train_next` and `stop`, and asks for nothing else of its own
+`Trainable`: checkpoints are in the store.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
+from typing import TypeVar
+
+import ray
+
+from eigensweep.workers.lanes.actor import EngineSlot, find_node
+from eigensweep.workers.processes.forked import Forked, ForkedEndedError, fork
+from eigensweep.workers.processes.runner import Runner
+from eigensweep.workers.shared import logs
+from eigensweep.workers.shared.code import ForeignCodeError, check_code
+from eigensweep.workers.shared.loading import load_for_good
+from eigensweep.workers.shared.messages import Json, Order
+from eigensweep.workers.trial.devices import see_only
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class TrialProcess:
+    """Has the trial it was last given trained, one rung a call.
+
+    Tune starts actors that it never uses and lets them stop after others have taken their trial,
+    so nothing that is shared is touched before the first `train`.
+    """
+
+    def __init__(self, config: Json) -> None:
+        """Get ready to train: what is loaded belongs to the process, not to a trial.
+
+        If the code here is wrong, the first report says so.
+        """
+        order, device, node_id = Order.from_dict(config), assigned_device(), find_node()
+        logs.set_up(order.log_format)
+        forked: Forked | None = None
+        if order.engine is None:
+            if device == "cpu":
+                forked = fork(config, node_id, raylet=os.getppid())
+            if forked is None:
+                with suppress(ForeignCodeError, ImportError), load_for_good():
+                    check_code(order.code)
+                    import_module("eigensweep.workers.trial.attempt")
+        self._runner = forked or Runner(config, device, node_id, EngineSlot)
+
+    def train_next(self, config: Json) -> Json:
+        """Take another trial, and return its first report, in one call of the driver's."""
+        return _end_with(lambda: self._runner.train_next(config))
+
+    def train(self) -> Json:
+        """Return the report of the next rung, as `Runner.train` does."""
+        return _end_with(self._runner.train)
+
+    def stop(self) -> None:
+        """Leave the trial where it is."""
+        _end_with(self._runner.stop)
+
+
+def _end_with(call: Callable[[], T]) -> T:
+    """Return what a call returns; end this process where the one that trains has ended.
+
+    Ray then tells the driver what it would if both were one: the process of the trial is gone.
+    """
+    try:
+        return call()
+    except ForkedEndedError as error:
+        logger.warning("%s", error)
+        logging.shutdown()
+        os._exit(1)
+
+
+def assigned_device() -> str:
+    """Return the device that Ray gave to this process, `cpu` or `cuda:ID`; it sees no other GPU."""
+    gpus = ray.get_gpu_ids() if ray.is_initialized() else []
+    if not gpus:
+        return "cpu"
+    see_only(str(gpus[0]))
+    return f"cuda:{gpus[0]}"
