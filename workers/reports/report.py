@@ -270,7 +270,7 @@ class ReportContent(Strict):
 def make_report(results: Results, id: str = "") -> ReportContent:
     """Return the report of results, judged by the suite and the rules of now."""
     suite = load_suite(results.name)
-    specs = make_specs(results.name, results.budget, results.added)
+    specs = make_specs(results.name, results.budget)
     curves = KeptCurves(results)
     measured = {each.label: Measured(each, curves) for each in results.experiments}
     for label, spec in specs.items():
@@ -369,17 +369,19 @@ def find_looks(results: Results, verdict: Verdict) -> LooksFound | None:
 
 
 def _count_core_hours(results: Results) -> tuple[float, float]:
-    """Return the core-hours of added seeds, and those of one seed of all arms."""
-    suite, first = load_suite(results.name), make_specs(results.name, results.budget)
-    spent, each = 0.0, 0.0
+    """Return the core-hours of added seeds, and those of one seed of all that is compared."""
+    deciding, spent, each = find_deciding(load_suite(results.name)), 0.0, 0.0
+    first, wider = (make_specs(results.name, results.budget, added) for added in (0, 1))
     for experiment in results.experiments:
-        if experiment.label in find_deciding(suite) & first.keys():
+        if experiment.label in deciding.keys() & first.keys():
             spec = ExperimentSpec.from_stored(experiment.spec)
             begun = range(spec.seed, spec.seed + first[experiment.label].replicates)
+            compared = [(point.arm, point.params) for point in wider[experiment.label].space()]
             for trial in experiment.trials:
                 seeds = Result.from_dict(trial.result or {}).by_replicate
                 hours = [seed.seconds * spec.resources.cpus / 3600 for seed in seeds]
-                each += fmean(hours or [0.0])
+                if (trial.arm, trial.params) in compared:
+                    each += fmean(hours or [0.0])
                 spent += sum(
                     took for seed, took in zip(seeds, hours, strict=True) if seed.seed not in begun
                 )
