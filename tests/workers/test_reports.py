@@ -643,6 +643,20 @@ def test_an_arm_of_which_one_seed_diverged_has_not_diverged_in_all(tmp_path):
     assert found.pairs[0].because == "lstm diverged in all seeds"
 
 
+def test_no_further_seeds_show_that_a_side_does_well_of_which_some_diverged():
+    good = Side({seed: 0.1 + seed / 1000 for seed in range(9)}, frozenset({9}))
+    bad = Side({seed: 0.9 + seed / 500 for seed in range(10)})
+    alike = Side({seed: 0.1 + (-1) ** seed / 100 for seed in range(10)})
+    for any_look in (False, True):
+        found = judge_order("a", good, {"b": bad}, any_look=any_look)
+        assert (found.verdict, found.stuck) == ("not distinguishable", True)
+        assert found.pairs[0].seeds is None
+        assert not judge_order("a", good, {"b": bad, "c": alike}, any_look=any_look).stuck
+        assert not judge_order("b", bad, {"a": good}, any_look=any_look).stuck
+        assert judge_bounds(good, at_most=0.5, any_look=any_look).stuck
+        assert not judge_bounds(good, at_most=0.103, any_look=any_look).stuck
+
+
 def test_intervals_stay_where_a_number_can_lie(tmp_path):
     measured = measure(tmp_path, {"lstm": [1e-6, 2e-5, 0.9], "scornn": [0.4, 0.99, 1.0]})
     loss = measured.side("lstm", Measure(metric="value")).summary
