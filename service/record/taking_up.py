@@ -14,13 +14,13 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from eigensweep.direction import sign
+from eigensweep.reports.messages import KeptExperiment, KeptTrial, Results
+from eigensweep.reports.results import join_blocks
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record import database
 from eigensweep.service.record.journal import budget_of, replace_non_finite
 from eigensweep.service.record.posting import make_row
 from eigensweep.service.record.tables import UNRANKED, Experiment, Trial
-from eigensweep.workers.reports.messages import KeptExperiment, KeptTrial, Results
-from eigensweep.workers.reports.results import join_blocks
 from eigensweep.workers.shared.checkpoints import Store, replicate_key, trial_key
 from eigensweep.workers.shared.messages import Result
 from eigensweep.workers.shared.results import split_seeds, summarise

@@ -9,8 +9,8 @@ from links import run_id_of
 from mlflow import MlflowClient
 from waiting import wait_until
 
+from eigensweep.reports.messages import FILES
 from eigensweep.search_spaces.reproductions import load_suite
-from eigensweep.workers.reports.messages import FILES
 
 NAME = "enrnn/figure-4"
 SEEDS = load_suite(NAME).analyses["maps"].times

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from eigensweep.search_spaces.labels import (
-    describe_settings,
-    format_share,
-    format_value,
-    say_count,
-)
-from eigensweep.workers.reports.report import (
+from eigensweep.reports.report import (
     ArmFound,
     ClaimFound,
     Comparison,
@@ -18,7 +12,13 @@ from eigensweep.workers.reports.report import (
     NumberFound,
     ReportContent,
 )
-from eigensweep.workers.reports.verdicts import show
+from eigensweep.reports.verdicts import show
+from eigensweep.search_spaces.labels import (
+    describe_settings,
+    format_share,
+    format_value,
+    say_count,
+)
 from eigensweep.workers.shared.statistics import Summary
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 
-from eigensweep.workers.reports import markdown
-from eigensweep.workers.reports.report import ReportContent
+from eigensweep.reports import markdown
+from eigensweep.reports.report import ReportContent
 
 LARGEST = 5_000_000
 """Bytes of a page at most."""
@@ -43,7 +43,7 @@ def write_page(content: ReportContent, pictures: Sequence[tuple[str, Sequence[Pa
     """
     environment = Environment(autoescape=True, undefined=StrictUndefined)
     template = environment.from_string(
-        (files("eigensweep.workers.reports") / "page.html").read_text(encoding="utf-8")
+        (files("eigensweep.reports") / "page.html").read_text(encoding="utf-8")
     )
     return template.render(
         content=content,

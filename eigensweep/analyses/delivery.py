@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
-from eigensweep.workers.analyses.messages import AnalysisOrder
+from eigensweep.analyses.messages import AnalysisOrder
 from eigensweep.workers.tracking.mlflow_runs import (
     AwayError,
     Content,

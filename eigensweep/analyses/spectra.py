@@ -9,10 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from pydantic import Field
 
-from eigensweep.models import MODELS
-from eigensweep.models.analysis.spectra import recurrent_spectra
-from eigensweep.search_spaces.trial import Strict, TrialConfig
-from eigensweep.workers.analyses.base import (
+from eigensweep.analyses.base import (
     Analysis,
     Content,
     Findings,
@@ -22,12 +19,15 @@ from eigensweep.workers.analyses.base import (
     TrialSubject,
     six_digits,
 )
-from eigensweep.workers.analyses.weights import (
+from eigensweep.analyses.weights import (
     NotFiniteError,
     load_network,
     load_snapshot,
     seed_of,
 )
+from eigensweep.models import MODELS
+from eigensweep.models.analysis.spectra import recurrent_spectra
+from eigensweep.search_spaces.trial import Strict, TrialConfig
 from eigensweep.workers.shared import figures, spectrum_files
 from eigensweep.workers.shared.checkpoints import Store
 

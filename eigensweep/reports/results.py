@@ -17,13 +17,9 @@ from typing import Any, Final
 
 from pydantic import JsonValue
 
-from eigensweep.search_spaces.labels import say_count
-from eigensweep.search_spaces.reproductions import Suite, load_suite, published_rows
-from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.workers.analyses.base import six_digits
-from eigensweep.workers.analyses.messages import RESULT
-from eigensweep.workers.reports.messages import (
+from eigensweep.analyses.base import six_digits
+from eigensweep.analyses.messages import RESULT
+from eigensweep.reports.messages import (
     Block,
     KeptAnalysis,
     KeptExperiment,
@@ -34,6 +30,10 @@ from eigensweep.workers.reports.messages import (
     ReportOrder,
     Results,
 )
+from eigensweep.search_spaces.labels import say_count
+from eigensweep.search_spaces.reproductions import Suite, load_suite, published_rows
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.shared.checkpoints import Store, trial_key
 from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.durable_files import StorageError

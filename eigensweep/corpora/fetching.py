@@ -20,14 +20,14 @@ import httpx2
 from filelock import FileLock, Timeout
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
-from eigensweep.service.corpora.importing import Importer, describe_write_error
-from eigensweep.service.settings import is_loopback
+from eigensweep.corpora.importing import Importer, describe_write_error
 from eigensweep.tasks.corpora import KnownCorpus
 from eigensweep.tasks.corpus import Corpus, CorpusMissingError, name_digest
 
 ATTEMPTS = 3
 """How often a download is begun or resumed in one call."""
 TIMEOUT = httpx2.Timeout(30.0, connect=10.0)
+HERE = ("localhost", "127.0.0.1", "::1")
 INCOMING = ".fetching"
 """The folder under the data root for files that are not complete or not checked yet."""
 MAX_BYTES = 200_000_000
@@ -140,7 +140,7 @@ def download(url: str, file: BinaryIO, on_progress: OnProgress) -> bool:
     )
     try:
         # A proxy leads away from this machine, so it is not used for a server on it.
-        use_proxy = not is_loopback(urlsplit(url).hostname or "")
+        use_proxy = urlsplit(url).hostname not in HERE
         with httpx2.Client(follow_redirects=True, timeout=TIMEOUT, trust_env=use_proxy) as client:
             retrying(_receive, client, url, file, on_progress)
     except httpx2.HTTPError as error:

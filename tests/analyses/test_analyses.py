@@ -11,21 +11,21 @@ import pytest
 import torch
 from orders import make_order
 
-from eigensweep.models.analysis.gradient_norms import gradient_norms
-from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.workers.analyses import ANALYSES
-from eigensweep.workers.analyses.__main__ import main
-from eigensweep.workers.analyses.base import (
+from eigensweep.analyses import ANALYSES
+from eigensweep.analyses.__main__ import main
+from eigensweep.analyses.base import (
     ExperimentSubject,
     Folders,
     TrialOptions,
     TrialSubject,
 )
-from eigensweep.workers.analyses.delivery import NotDeliveredError, deliver
-from eigensweep.workers.analyses.gradient_norms import GradientNormsContent
-from eigensweep.workers.analyses.messages import FILES, AnalysisOrder, Outcome
-from eigensweep.workers.analyses.size_study import group_arms
-from eigensweep.workers.analyses.weights import load_network, load_snapshot
+from eigensweep.analyses.delivery import NotDeliveredError, deliver
+from eigensweep.analyses.gradient_norms import GradientNormsContent
+from eigensweep.analyses.messages import FILES, AnalysisOrder, Outcome
+from eigensweep.analyses.size_study import group_arms
+from eigensweep.analyses.weights import load_network, load_snapshot
+from eigensweep.models.analysis.gradient_norms import gradient_norms
+from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.shared import figures, spectrum_files
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.trial.attempt import Attempt
@@ -157,7 +157,7 @@ class TestWeights:
         kept.state["model"] = {
             name: values * float("nan") for name, values in kept.state["model"].items()
         }
-        monkeypatch.setattr("eigensweep.workers.analyses.weights.load_snapshot", lambda *_: kept)
+        monkeypatch.setattr("eigensweep.analyses.weights.load_snapshot", lambda *_: kept)
         with pytest.raises(ValueError, match=r"not finite .*; ask for the weights 'best'"):
             load_network(TrialOptions(), enrnn, folders)
 
@@ -489,7 +489,7 @@ def test_a_bug_keeps_its_traceback(enrnn, folders, tmp_path, monkeypatch):
 
 class TestDelivery:
     def test_an_mlflow_that_is_away_is_told(self, enrnn, tmp_path, monkeypatch, free_port):
-        monkeypatch.setattr("eigensweep.workers.analyses.delivery.PAUSES", ())
+        monkeypatch.setattr("eigensweep.analyses.delivery.PAUSES", ())
         trial = enrnn.model_copy(update={"run_id": "run"})
         order = delivery_order(trial, f"http://127.0.0.1:{free_port()}")
         with pytest.raises(NotDeliveredError, match="MLflow is away"):

@@ -4,5 +4,5 @@
 - `measurements` reads the numbers of a reproduction's trials and analyses.
 - `report.make_report` puts them together; `pictures`, `markdown` and `page` show it.
 
-`python -m eigensweep.workers.reports FOLDER` does all that in a child process of the service.
+`python -m eigensweep.reports FOLDER` does all that in a child process of the service.
 """

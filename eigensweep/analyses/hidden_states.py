@@ -8,10 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from eigensweep.models.analysis.hidden_traces import hidden_trace, mean_between, movement
-from eigensweep.search_spaces.labels import say_count
-from eigensweep.tasks.base import Shapes
-from eigensweep.workers.analyses.base import (
+from eigensweep.analyses.base import (
     Analysis,
     Content,
     Findings,
@@ -20,7 +17,10 @@ from eigensweep.workers.analyses.base import (
     TrialSubject,
     six_digits,
 )
-from eigensweep.workers.analyses.weights import load_network, seed_of
+from eigensweep.analyses.weights import load_network, seed_of
+from eigensweep.models.analysis.hidden_traces import hidden_trace, mean_between, movement
+from eigensweep.search_spaces.labels import say_count
+from eigensweep.tasks.base import Shapes
 from eigensweep.workers.shared import figures
 
 if TYPE_CHECKING:

@@ -9,10 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, JsonValue
 
-from eigensweep.direction import best, sign
-from eigensweep.search_spaces.trial import Strict
-from eigensweep.tasks.base import Metric, TaskConfig
-from eigensweep.workers.analyses.base import (
+from eigensweep.analyses.base import (
     Analysis,
     Content,
     ExperimentSubject,
@@ -22,6 +19,9 @@ from eigensweep.workers.analyses.base import (
     TrialSubject,
     six_digits,
 )
+from eigensweep.direction import best, sign
+from eigensweep.search_spaces.trial import Strict
+from eigensweep.tasks.base import Metric, TaskConfig
 from eigensweep.workers.shared import figures
 from eigensweep.workers.shared.checkpoints import Store
 

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from eigensweep.search_spaces.reproductions import make_specs, suite_names
-from eigensweep.workers.reports import pictures
-from eigensweep.workers.reports.front import (
+from eigensweep.reports import pictures
+from eigensweep.reports.front import (
     METHODS,
     REFERENCES,
     EarlierReports,
@@ -25,10 +24,11 @@ from eigensweep.workers.reports.front import (
     write_claims,
     write_logs,
 )
-from eigensweep.workers.reports.markdown import table, write_report
-from eigensweep.workers.reports.messages import Results
-from eigensweep.workers.reports.report import ReportContent, make_report
-from eigensweep.workers.reports.results import name_file, read_folder
+from eigensweep.reports.markdown import table, write_report
+from eigensweep.reports.messages import Results
+from eigensweep.reports.report import ReportContent, make_report
+from eigensweep.reports.results import name_file, read_folder
+from eigensweep.search_spaces.reproductions import make_specs, suite_names
 from eigensweep.workers.shared.durable_files import write_whole
 
 EARLIER: Final = "earlier.json"

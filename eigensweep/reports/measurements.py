@@ -11,10 +11,10 @@ from statistics import fmean, stdev
 from typing import Any, Protocol
 
 from eigensweep.direction import Better, sign
+from eigensweep.reports.messages import KeptAnalysis, MeasuredExperiment, MeasuredTrial
+from eigensweep.reports.verdicts import Side
 from eigensweep.search_spaces.reproductions import Measure
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.workers.reports.messages import KeptAnalysis, MeasuredExperiment, MeasuredTrial
-from eigensweep.workers.reports.verdicts import Side
 from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.durable_files import StorageError
 from eigensweep.workers.shared.messages import ReplicateResult, Result

@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from eigensweep.models.analysis.solutions import successes
-from eigensweep.search_spaces.trial import Strict
-from eigensweep.workers.analyses.base import (
+from eigensweep.analyses.base import (
     Analysis,
     Content,
     Findings,
@@ -16,6 +14,8 @@ from eigensweep.workers.analyses.base import (
     OneOrMore,
     Options,
 )
+from eigensweep.models.analysis.solutions import successes
+from eigensweep.search_spaces.trial import Strict
 from eigensweep.workers.shared import figures
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import Final
 
 from pydantic import JsonValue
 
+from eigensweep.analyses.base import ExperimentSubject, Subject, TrialSubject
 from eigensweep.search_spaces.trial import Strict
-from eigensweep.workers.analyses.base import ExperimentSubject, Subject, TrialSubject
 
 RESULT, TABLE, PNG, SVG = "result.json", "table.csv", "figure.png", "figure.svg"
 FILES: Final = (RESULT, TABLE, PNG, SVG)

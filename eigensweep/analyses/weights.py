@@ -8,9 +8,9 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from eigensweep.analyses.base import Folders, TrialOptions, TrialSubject
 from eigensweep.models.base import Model
 from eigensweep.tasks.base import Task
-from eigensweep.workers.analyses.base import Folders, TrialOptions, TrialSubject
 from eigensweep.workers.shared.checkpoints import Snapshot, Store
 from eigensweep.workers.trial.selection import selected_weights
 from eigensweep.workers.trial.training import Training

@@ -1,6 +1,6 @@
 """Makes one report in a child process of the service, which survives what goes wrong here.
 
-Started as `python -m eigensweep.workers.reports FOLDER`, with a `ReportOrder` as JSON on standard
+Started as `python -m eigensweep.reports FOLDER`, with a `ReportOrder` as JSON on standard
 input. It leaves the files and an `ReportOutcome` in the folder.
 """
 
@@ -13,10 +13,10 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-from eigensweep.workers.analyses.delivery import NotDeliveredError, deliver_files
-from eigensweep.workers.analyses.messages import PNG, SVG
-from eigensweep.workers.reports import markdown, page, pictures
-from eigensweep.workers.reports.messages import (
+from eigensweep.analyses.delivery import NotDeliveredError, deliver_files
+from eigensweep.analyses.messages import PNG, SVG
+from eigensweep.reports import markdown, page, pictures
+from eigensweep.reports.messages import (
     CURVES,
     FIGURE,
     FILES,
@@ -28,8 +28,8 @@ from eigensweep.workers.reports.messages import (
     ReportOrder,
     ReportOutcome,
 )
-from eigensweep.workers.reports.report import ReportContent, make_report
-from eigensweep.workers.reports.results import collect, write_results
+from eigensweep.reports.report import ReportContent, make_report
+from eigensweep.reports.results import collect, write_results
 from eigensweep.workers.shared.durable_files import write_whole
 from eigensweep.workers.shared.parents import end_with_parent
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from pydantic import JsonValue
 
-from eigensweep.workers.analyses import ANALYSES
-from eigensweep.workers.reports.report import ArmFound, Curves, NumberFound, ReadOff, ReportContent
-from eigensweep.workers.reports.verdicts import show
+from eigensweep.analyses import ANALYSES
+from eigensweep.reports.report import ArmFound, Curves, NumberFound, ReadOff, ReportContent
+from eigensweep.reports.verdicts import show
 from eigensweep.workers.shared import figures
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """What every analysis has: its subject, its options, its numbers and its picture.
 
-The service checks requests with these classes, and `eigensweep.workers.analyses.__main__` runs an
+The service checks requests with these classes, and `eigensweep.analyses.__main__` runs an
 analysis in a process of its own.
 """
 

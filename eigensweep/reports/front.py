@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
+from eigensweep.reports.markdown import make_anchor, says_words, table, title_of
+from eigensweep.reports.messages import Results
+from eigensweep.reports.report import ClaimFound, ReportContent
+from eigensweep.reports.verdicts import show
 from eigensweep.search_spaces.labels import format_value, say_count
 from eigensweep.search_spaces.presets import load_preset
 from eigensweep.search_spaces.reproductions import (
@@ -22,10 +26,6 @@ from eigensweep.search_spaces.reproductions import (
 from eigensweep.search_spaces.sections import PublishedNumber
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import Strict
-from eigensweep.workers.reports.markdown import make_anchor, says_words, table, title_of
-from eigensweep.workers.reports.messages import Results
-from eigensweep.workers.reports.report import ClaimFound, ReportContent
-from eigensweep.workers.reports.verdicts import show
 from eigensweep.workers.shared.messages import Result
 from eigensweep.workers.shared.statistics import SIGNIFICANCE
 

@@ -9,12 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from eigensweep.models.analysis.gradient_norms import decay_bound, gradient_norms
-from eigensweep.models.base import Model
-from eigensweep.models.network import RecurrentModel
-from eigensweep.search_spaces.labels import say_count
-from eigensweep.search_spaces.trial import Strict, TrialConfig
-from eigensweep.workers.analyses.base import (
+from eigensweep.analyses.base import (
     Analysis,
     Content,
     Findings,
@@ -23,7 +18,12 @@ from eigensweep.workers.analyses.base import (
     TrialSubject,
     six_digits,
 )
-from eigensweep.workers.analyses.weights import load_network, seed_of
+from eigensweep.analyses.weights import load_network, seed_of
+from eigensweep.models.analysis.gradient_norms import decay_bound, gradient_norms
+from eigensweep.models.base import Model
+from eigensweep.models.network import RecurrentModel
+from eigensweep.search_spaces.labels import say_count
+from eigensweep.search_spaces.trial import Strict, TrialConfig
 from eigensweep.workers.shared import figures
 
 if TYPE_CHECKING:

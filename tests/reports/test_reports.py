@@ -11,16 +11,13 @@ from typing import Any
 
 import pytest
 
-from eigensweep.search_spaces.reproductions import Measure, make_specs
-from eigensweep.search_spaces.space import Point
-from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.workers.reports import __main__ as process
-from eigensweep.workers.reports import pictures
-from eigensweep.workers.reports.book import make_page
-from eigensweep.workers.reports.front import EarlierReport, Shown, write_claims, write_logs
-from eigensweep.workers.reports.markdown import write_report
-from eigensweep.workers.reports.measurements import Measured, find_number, first_step
-from eigensweep.workers.reports.messages import (
+from eigensweep.reports import __main__ as process
+from eigensweep.reports import pictures
+from eigensweep.reports.book import make_page
+from eigensweep.reports.front import EarlierReport, Shown, write_claims, write_logs
+from eigensweep.reports.markdown import write_report
+from eigensweep.reports.measurements import Measured, find_number, first_step
+from eigensweep.reports.messages import (
     FILES,
     HTML,
     JSON,
@@ -33,11 +30,11 @@ from eigensweep.workers.reports.messages import (
     ReportOrder,
     ReportOutcome,
 )
-from eigensweep.workers.reports.page import LARGEST
-from eigensweep.workers.reports.report import Curves, Line, ReadOff, ReportContent
-from eigensweep.workers.reports.report import make_report as judge_results
-from eigensweep.workers.reports.results import collect
-from eigensweep.workers.reports.verdicts import (
+from eigensweep.reports.page import LARGEST
+from eigensweep.reports.report import Curves, Line, ReadOff, ReportContent
+from eigensweep.reports.report import make_report as judge_results
+from eigensweep.reports.results import collect
+from eigensweep.reports.verdicts import (
     Side,
     Standing,
     judge_alike,
@@ -46,6 +43,9 @@ from eigensweep.workers.reports.verdicts import (
     judge_number,
     judge_order,
 )
+from eigensweep.search_spaces.reproductions import Measure, make_specs
+from eigensweep.search_spaces.space import Point
+from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.shared.checkpoints import Store, trial_key
 from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.messages import ReplicateResult

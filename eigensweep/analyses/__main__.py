@@ -1,4 +1,4 @@
-"""One analysis in its own process: `python -m eigensweep.workers.analyses FOLDER < order.json`.
+"""One analysis in its own process: `python -m eigensweep.analyses FOLDER < order.json`.
 
 The order is an `AnalysisOrder` as JSON. Numbers and pictures are written into the folder, then
 `outcome.json`, an `Outcome`. If `result.json` is already there, the files are only sent to MLflow
@@ -16,10 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from eigensweep.workers.analyses import ANALYSES
-from eigensweep.workers.analyses.base import Findings, Folders
-from eigensweep.workers.analyses.delivery import NotDeliveredError, deliver
-from eigensweep.workers.analyses.messages import (
+from eigensweep.analyses import ANALYSES
+from eigensweep.analyses.base import Findings, Folders
+from eigensweep.analyses.delivery import NotDeliveredError, deliver
+from eigensweep.analyses.messages import (
     FILES,
     OUTCOME,
     PNG,

@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 from pydantic import Field
 
-from eigensweep.models.analysis.fisher_memory import memory_curve
-from eigensweep.models.analysis.transient import ensemble, feed_forward, transient
-from eigensweep.search_spaces.trial import Strict
-from eigensweep.workers.analyses.base import (
+from eigensweep.analyses.base import (
     Analysis,
     Content,
     Findings,
@@ -20,6 +17,9 @@ from eigensweep.workers.analyses.base import (
     Options,
     six_digits,
 )
+from eigensweep.models.analysis.fisher_memory import memory_curve
+from eigensweep.models.analysis.transient import ensemble, feed_forward, transient
+from eigensweep.search_spaces.trial import Strict
 from eigensweep.workers.shared import figures
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Analyses of finished trials and experiments, and of matrices: numbers and pictures.
 
 The service checks requests with these classes. Each analysis then runs in a child process of the
-service: `python -m eigensweep.workers.analyses`.
+service: `python -m eigensweep.analyses`.
 
 >>> sorted(name for name, analysis in ANALYSES.items() if analysis.of == "trial")
 ['gradient_norms', 'hidden_states', 'spectra']
@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from eigensweep.workers.analyses.base import Analysis
-from eigensweep.workers.analyses.copying_solution import CopyingSolution
-from eigensweep.workers.analyses.gradient_norms import GradientNorms
-from eigensweep.workers.analyses.hidden_states import HiddenStates
-from eigensweep.workers.analyses.linear_memory import FisherMemory, TransientNorms
-from eigensweep.workers.analyses.size_study import SizeStudy
-from eigensweep.workers.analyses.spectra import Spectra
+from eigensweep.analyses.base import Analysis
+from eigensweep.analyses.copying_solution import CopyingSolution
+from eigensweep.analyses.gradient_norms import GradientNorms
+from eigensweep.analyses.hidden_states import HiddenStates
+from eigensweep.analyses.linear_memory import FisherMemory, TransientNorms
+from eigensweep.analyses.size_study import SizeStudy
+from eigensweep.analyses.spectra import Spectra
 
 ANALYSES: dict[str, Analysis[Any, Any, Any]] = {
     "gradient_norms": GradientNorms(),

@@ -10,6 +10,34 @@ from typing import Literal
 
 from pydantic import Field
 
+from eigensweep.analyses.base import six_digits
+from eigensweep.reports.measurements import (
+    AnalysisNumbers,
+    ArmTrial,
+    Measured,
+    Points,
+    mean_curve,
+    score,
+)
+from eigensweep.reports.messages import (
+    MOST_SEEDS,
+    AnalysisMade,
+    MeasuredExperiment,
+    Results,
+)
+from eigensweep.reports.results import KeptCurves
+from eigensweep.reports.verdicts import (
+    PARAMETERS_TOLERANCE,
+    Judgement,
+    Side,
+    Standing,
+    Verdict,
+    judge_alike,
+    judge_all,
+    judge_bounds,
+    judge_number,
+    judge_order,
+)
 from eigensweep.search_spaces.presets import load_preset
 from eigensweep.search_spaces.reproductions import (
     Budget,
@@ -28,34 +56,6 @@ from eigensweep.search_spaces.reproductions import (
 from eigensweep.search_spaces.sections import PublishedNumber
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import Strict
-from eigensweep.workers.analyses.base import six_digits
-from eigensweep.workers.reports.measurements import (
-    AnalysisNumbers,
-    ArmTrial,
-    Measured,
-    Points,
-    mean_curve,
-    score,
-)
-from eigensweep.workers.reports.messages import (
-    MOST_SEEDS,
-    AnalysisMade,
-    MeasuredExperiment,
-    Results,
-)
-from eigensweep.workers.reports.results import KeptCurves
-from eigensweep.workers.reports.verdicts import (
-    PARAMETERS_TOLERANCE,
-    Judgement,
-    Side,
-    Standing,
-    Verdict,
-    judge_alike,
-    judge_all,
-    judge_bounds,
-    judge_number,
-    judge_order,
-)
 from eigensweep.workers.shared.messages import Result
 from eigensweep.workers.shared.statistics import Summary, summarize
 
