@@ -29,8 +29,8 @@ from eigensweep.analyses.messages import (
     AnalysisOrder,
     Outcome,
 )
+from eigensweep.results.figures import save
 from eigensweep.workers.shared.durable_files import StorageError, write_whole
-from eigensweep.workers.shared.figures import save
 from eigensweep.workers.shared.parents import end_with_parent
 
 

@@ -15,8 +15,8 @@ from eigensweep.analyses.base import (
     Options,
 )
 from eigensweep.models.analysis.solutions import successes
+from eigensweep.results import figures
 from eigensweep.search_spaces.trial import Strict
-from eigensweep.workers.shared import figures
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -22,9 +22,9 @@ from eigensweep.analyses.weights import load_network, seed_of
 from eigensweep.models.analysis.gradient_norms import decay_bound, gradient_norms
 from eigensweep.models.base import Model
 from eigensweep.models.network import RecurrentModel
+from eigensweep.results import figures
 from eigensweep.search_spaces.labels import say_count
 from eigensweep.search_spaces.trial import Strict, TrialConfig
-from eigensweep.workers.shared import figures
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

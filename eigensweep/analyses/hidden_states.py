@@ -19,9 +19,9 @@ from eigensweep.analyses.base import (
 )
 from eigensweep.analyses.weights import load_network, seed_of
 from eigensweep.models.analysis.hidden_traces import hidden_trace, mean_between, movement
+from eigensweep.results import figures
 from eigensweep.search_spaces.labels import say_count
 from eigensweep.tasks.base import Shapes
-from eigensweep.workers.shared import figures
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -19,8 +19,8 @@ from eigensweep.analyses.base import (
 )
 from eigensweep.models.analysis.fisher_memory import memory_curve
 from eigensweep.models.analysis.transient import ensemble, feed_forward, transient
+from eigensweep.results import figures
 from eigensweep.search_spaces.trial import Strict
-from eigensweep.workers.shared import figures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -20,9 +20,9 @@ from eigensweep.analyses.base import (
     six_digits,
 )
 from eigensweep.direction import best, sign
+from eigensweep.results import figures
 from eigensweep.search_spaces.trial import Strict
 from eigensweep.tasks.base import Metric, TaskConfig
-from eigensweep.workers.shared import figures
 from eigensweep.workers.shared.checkpoints import Store
 
 if TYPE_CHECKING:

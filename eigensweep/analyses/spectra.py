@@ -27,8 +27,9 @@ from eigensweep.analyses.weights import (
 )
 from eigensweep.models import MODELS
 from eigensweep.models.analysis.spectra import recurrent_spectra
+from eigensweep.results import figures
 from eigensweep.search_spaces.trial import Strict, TrialConfig
-from eigensweep.workers.shared import figures, spectrum_files
+from eigensweep.workers.shared import spectrum_files
 from eigensweep.workers.shared.checkpoints import Store
 
 if TYPE_CHECKING:

@@ -13,13 +13,13 @@ from eigensweep.reports.report import (
     ReportContent,
 )
 from eigensweep.reports.verdicts import show
+from eigensweep.results.statistics import Summary
 from eigensweep.search_spaces.labels import (
     describe_settings,
     format_share,
     format_value,
     say_count,
 )
-from eigensweep.workers.shared.statistics import Summary
 
 
 def write_report(

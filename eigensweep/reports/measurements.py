@@ -13,12 +13,13 @@ from typing import Any, Protocol
 from eigensweep.direction import Better, sign
 from eigensweep.reports.messages import KeptAnalysis, MeasuredExperiment, MeasuredTrial
 from eigensweep.reports.verdicts import Side
+from eigensweep.results.ranking import cost
+from eigensweep.results.statistics import Domain, find_domain
 from eigensweep.search_spaces.reproductions import Measure
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.durable_files import StorageError
 from eigensweep.workers.shared.messages import ReplicateResult, Result
-from eigensweep.workers.shared.statistics import Domain, find_domain
 
 TRAINED = ("completed", "reused", "pruned", "diverged")
 """Ends of a trial after which its numbers say something about its configuration."""
@@ -112,9 +113,7 @@ class Measured:
         return all(trial.params.get(path) == value for path, value in wanted.items())
 
     def _rank(self, found: ArmTrial) -> tuple[int, float]:
-        value = found.result.value
-        factor = sign(self.experiment.better)
-        return len(found.diverged), float("inf") if value is None else factor * value
+        return len(found.diverged), cost(found.result.value, self.experiment.better)
 
     def curves(self, arm: str, name: str) -> dict[int, Curve]:
         """Return the points of a curve of an arm by seed; empty where nothing was kept."""

@@ -13,7 +13,7 @@ from pydantic import JsonValue
 from eigensweep.analyses import ANALYSES
 from eigensweep.reports.report import ArmFound, Curves, NumberFound, ReadOff, ReportContent
 from eigensweep.reports.verdicts import show
-from eigensweep.workers.shared import figures
+from eigensweep.results import figures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

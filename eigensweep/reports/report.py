@@ -38,6 +38,7 @@ from eigensweep.reports.verdicts import (
     judge_number,
     judge_order,
 )
+from eigensweep.results.statistics import Summary, summarize
 from eigensweep.search_spaces.presets import load_preset
 from eigensweep.search_spaces.reproductions import (
     Budget,
@@ -57,7 +58,6 @@ from eigensweep.search_spaces.sections import PublishedNumber
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import Strict
 from eigensweep.workers.shared.messages import Result
-from eigensweep.workers.shared.statistics import Summary, summarize
 
 MOST_POINTS = 400
 """Most points of a line in a report; of a longer curve, evenly spread ones are kept."""

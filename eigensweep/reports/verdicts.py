@@ -6,7 +6,7 @@ beside, and a side that diverged in all seeds has lost. First steps to a thresho
 seed that never got there is known to take longer than the budget, and ranks decide.
 
 Where seeds are added until a claim is decided, one looks again and again: then e-values and
-intervals decide that hold at every look together (`workers.shared.sequential`).
+intervals decide that hold at every look together (`results.sequential`).
 """
 
 from __future__ import annotations
@@ -18,14 +18,12 @@ from statistics import median
 from typing import Literal
 
 from eigensweep.direction import Better
-from eigensweep.search_spaces.labels import say_count
-from eigensweep.search_spaces.planning import find_seeds, find_sign_e_value
-from eigensweep.workers.shared.sequential import (
+from eigensweep.results.sequential import (
     count_first,
     find_interval,
     look,
 )
-from eigensweep.workers.shared.statistics import (
+from eigensweep.results.statistics import (
     LARGEST_EXPONENT,
     SIGNIFICANCE,
     Difference,
@@ -40,7 +38,9 @@ from eigensweep.workers.shared.statistics import (
     summarize,
     t_quantile,
 )
-from eigensweep.workers.shared.statistics import Verdict as DifferenceVerdict
+from eigensweep.results.statistics import Verdict as DifferenceVerdict
+from eigensweep.search_spaces.labels import say_count
+from eigensweep.search_spaces.planning import find_seeds, find_sign_e_value
 
 Verdict = Literal["holds", "does not hold", "equivalent", "not distinguishable", "not comparable"]
 """`equivalent`: the paper claims a difference, and it is shown to be smaller than what matters."""

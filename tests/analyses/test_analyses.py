@@ -25,8 +25,9 @@ from eigensweep.analyses.messages import FILES, AnalysisOrder, Outcome
 from eigensweep.analyses.size_study import group_arms
 from eigensweep.analyses.weights import load_network, load_snapshot
 from eigensweep.models.analysis.gradient_norms import gradient_norms
+from eigensweep.results import figures
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.workers.shared import figures, spectrum_files
+from eigensweep.workers.shared import spectrum_files
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.trial.attempt import Attempt
 

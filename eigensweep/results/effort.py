@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eigensweep.workers.shared.statistics import CONFIDENCE, Verdict
+from eigensweep.results.statistics import CONFIDENCE, Verdict
 
 Array = NDArray[np.float64]
 

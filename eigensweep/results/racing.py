@@ -20,19 +20,38 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from eigensweep.direction import Better, sign
-from eigensweep.workers.shared.messages import Result
-from eigensweep.workers.shared.sequential import VerdictSoFar, judge
-from eigensweep.workers.shared.states import RANKED
-from eigensweep.workers.shared.statistics import SIGNIFICANCE
+from eigensweep.direction import Better
+from eigensweep.results.ranking import RANKED, cost
+from eigensweep.results.sequential import VerdictSoFar, judge
+from eigensweep.results.statistics import SIGNIFICANCE
 
 if TYPE_CHECKING:
     from eigensweep.search_spaces.spec import ExperimentSpec
 
 Values = Mapping[int, float]
 """A configuration's value for each seed."""
+
+
+class SeedValue(Protocol):
+    """The result of one seed, as a race sees it."""
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def value(self) -> float | None: ...
+
+
+class RacerResult(Protocol):
+    """The result of a trial, as a race sees it."""
+
+    @property
+    def by_replicate(self) -> Sequence[SeedValue]: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def reused_from(self) -> object | None: ...
 
 
 class Racer(Protocol):
@@ -45,27 +64,29 @@ class Racer(Protocol):
     @property
     def state(self) -> str: ...
     @property
-    def result(self) -> Result | None: ...
+    def result(self) -> RacerResult | None: ...
     @property
     def error(self) -> str | None: ...
 
 
 @dataclass(frozen=True)
 class Round:
-    """What one round of a race decided, over the seeds that all of its configurations have."""
+    """What one round decided, over the seeds that all of its trials have."""
 
+    __pydantic_config__: ClassVar = {"use_attribute_docstrings": True}
     seeds: int
-    """Seeds of each configuration in it."""
+    """Seeds of each trial in it"""
     leader: int
-    """Number of the trial with the best mean."""
+    """The trial with the best mean"""
     rivals: tuple[int, ...]
-    """Trials that cannot be told apart from the leader, the best mean first."""
+    """Trials that cannot be told apart from the leader, the best mean first"""
     worse: tuple[int, ...]
-    """Trials that are worse than the leader; they leave the race."""
-    equivalent: tuple[int, ...] = ()
-    """Trials that differ from the leader by no more than what is of interest; they leave, too."""
-    left_out: tuple[int, ...] = ()
-    """Trials that cannot be told apart either, but come after the largest number of leaders."""
+    """Trials that are worse, and left the race"""
+    equivalent: tuple[int, ...]
+    """Trials that differ from the leader by no more than `racing.smallest`; they left the race,
+    too"""
+    left_out: tuple[int, ...]
+    """Trials that cannot be told apart, and come after the largest number of leaders"""
 
     @property
     def racers(self) -> tuple[int, ...]:
@@ -192,8 +213,8 @@ def find_race(spec: ExperimentSpec, trials: Iterable[Racer]) -> Race | None:
         for trial in ranked:
             known = values[trial.number]
             if all(seed in known for seed in first):
-                cost = sign(better) * fmean(known[seed] for seed in first)
-                by_arm.setdefault(trial.arm, []).append((cost, trial.number))
+                mean = fmean(known[seed] for seed in first)
+                by_arm.setdefault(trial.arm, []).append((cost(mean, better), trial.number))
         values = {number: values[number] for _, number in map(min, by_arm.values())}
         counted = spec.replicates if len(ranked) > len(by_arm) else 0
     return run_race(
@@ -218,7 +239,7 @@ def count_core_hours(spec: ExperimentSpec, trials: Iterable[Racer]) -> float:
     return seconds * spec.resources.cpus / 3600
 
 
-def read_values(result: Result | None) -> Values:
+def read_values(result: RacerResult | None) -> Values:
     """Return the value of each seed of a result; empty if one of them is unknown."""
     known = {} if result is None else {each.seed: each.value for each in result.by_replicate}
     values = {seed: value for seed, value in known.items() if value is not None}
@@ -238,7 +259,7 @@ def _play(
     """Return what a round decides of trials that all have `now` seeds."""
     shared = range(first_seed + (counted if now > counted else 0), first_seed + now)
     means = {n: fmean(each[seed] for seed in shared) for n, each in values.items()}
-    leader, *others = sorted(means, key=lambda number: (sign(better) * means[number], number))
+    leader, *others = sorted(means, key=lambda number: (cost(means[number], better), number))
     found: dict[VerdictSoFar, list[int]] = {}
     for number in others:
         verdict: VerdictSoFar = "not distinguishable"

@@ -7,7 +7,8 @@ same start, so what the seed alone does cancels. The p-value is that of the pair
 several comparisons p-values are corrected after Holm (1979), "A simple sequentially rejective
 multiple test procedure".
 
-Importing this does not load scipy: one training needs none.
+Importing this does not load scipy: one training needs none. Classes that an answer of the API shows
+as they are have `__pydantic_config__`, by which the docstrings of their fields describe it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from math import exp, fsum, inf, isfinite, sqrt
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from eigensweep.direction import Better, sign
 
@@ -71,16 +72,18 @@ def find_domain(metric: str) -> Domain:
 
 @dataclass(frozen=True)
 class Summary:
-    """What several trainings gave."""
+    """What several trainings of one configuration gave."""
 
+    __pydantic_config__: ClassVar = {"use_attribute_docstrings": True}
     mean: float
     n: int
+    """Trainings, each with its own seed"""
     sd: float | None
-    """Standard deviation of the values, with n - 1 below; None for one value."""
+    """Standard deviation, with n - 1 below; null for one training"""
     low: float | None
-    """Lower end of the mean's 95% interval, in its domain; None for one value."""
+    """Lower end of the mean's 95% interval (Student's t), within what the metric can be"""
     high: float | None
-    """Upper end of the same."""
+    """Upper end of the same"""
 
     @property
     def standard_error(self) -> float | None:

@@ -9,7 +9,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from eigensweep.workers.shared.effort import Search, choose_counts, compare_best, judge
+from eigensweep.results.effort import Search, choose_counts, compare_best, judge
 
 VALID = [0.3, 0.1, 0.5, 0.1, 0.2, inf]
 TEST = [0.31, 0.12, 0.45, 0.18, 0.2, 1.0]

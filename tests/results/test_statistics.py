@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from eigensweep.tasks import TASKS
-from eigensweep.workers.shared.statistics import (
+from eigensweep.results.statistics import (
     CONFIDENCE,
     Difference,
     compare_first_steps,
@@ -21,6 +20,7 @@ from eigensweep.workers.shared.statistics import (
     holm,
     summarize,
 )
+from eigensweep.tasks import TASKS
 
 RUNS = 2000
 """Simulated experiments. The share that an interval covers has a standard error of 0.005."""

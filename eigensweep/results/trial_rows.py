@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from eigensweep.workers.shared.messages import OBJECTIVE
-from eigensweep.workers.shared.states import RANKED
+from eigensweep.results.ranking import OBJECTIVE, RANKED
 
 if TYPE_CHECKING:
     from pandas import DataFrame  # type: ignore[import-untyped]

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
+from eigensweep.results.trees import find_shares
 from eigensweep.search_spaces.labels import say_count
 from eigensweep.search_spaces.space import Parameter, Scalar
-from eigensweep.workers.driver.trees import find_shares
 
 EVALUATOR = "mean_decrease_impurity"
 """What is measured, as Optuna calls it."""
@@ -34,17 +35,18 @@ class Scored:
 
 @dataclass(frozen=True)
 class Importance:
-    """What a parameter contributes."""
+    """What one parameter contributes to the objective within its arm."""
 
+    __pydantic_config__: ClassVar = {"use_attribute_docstrings": True}
     path: str
     share: float | None
-    """0 to 1; None where that cannot be told."""
+    """0 to 1; the shares of parameters that were judged together add up to 1"""
     trials: int
-    """Trials that have the parameter and were used."""
+    """Finished trials that have the parameter and were used"""
     among: tuple[str, ...]
-    """The parameters that were judged together, this one included."""
-    problem: str | None = None
-    """Why there is no share."""
+    """The parameters that were judged together"""
+    problem: str | None
+    """Why there is no share; null where there is one"""
 
 
 def measure_importance(

@@ -14,11 +14,11 @@ from file_ledger import FileLedger
 from scipy import stats
 from sweeps import SCORNN, Bench, spec
 
+from eigensweep.results.racing import Race, find_race, run_race
 from eigensweep.search_spaces.planning import find_seeds
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.shared.ledger import Finished
 from eigensweep.workers.shared.messages import Order, ReplicateResult, Result, Source
-from eigensweep.workers.shared.racing import Race, find_race, run_race
 from eigensweep.workers.shared.results import cut_seeds, summarise
 
 ROUNDS = [*range(3, 11)]

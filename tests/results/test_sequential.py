@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from eigensweep.search_spaces.planning import find_seeds, find_sign_e_value
-from eigensweep.workers.shared.sequential import (
+from eigensweep.results.sequential import (
     find_e_value,
     find_margin,
     look,
 )
-from eigensweep.workers.shared.statistics import compare_paired
+from eigensweep.results.statistics import compare_paired
+from eigensweep.search_spaces.planning import find_seeds, find_sign_e_value
 
 RUNS, MOST = 1000, 40
 

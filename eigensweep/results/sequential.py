@@ -13,11 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, fsum, inf, log, sqrt
 from statistics import fmean
-from typing import Literal
+from typing import ClassVar, Literal
 
 from eigensweep.direction import Better, sign
-from eigensweep.search_spaces.planning import find_log_factor, find_seeds
-from eigensweep.workers.shared.statistics import (
+from eigensweep.results.statistics import (
     LARGEST_EXPONENT,
     SIGNIFICANCE,
     Difference,
@@ -25,10 +24,29 @@ from eigensweep.workers.shared.statistics import (
     compare_paired,
     make_interval,
 )
+from eigensweep.search_spaces.planning import find_log_factor, find_seeds
 
 VerdictSoFar = Literal["better", "worse", "equivalent", "not distinguishable"]
 """What differences say of the first side: `equivalent` where it is shown to differ by no more than
 what is of interest."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the first so many seeds say."""
+
+    __pydantic_config__: ClassVar = {"use_attribute_docstrings": True}
+    seeds: int
+    """Seeds that the comparison counts"""
+    mean: float
+    """Mean of first minus second, seed by seed"""
+    low: float | None
+    """Lower end of an interval of the mean that holds at every look together; null where so few
+    seeds exclude nothing"""
+    high: float | None
+    """Upper end of the same"""
+    e_value: float
+    """Evidence against no difference"""
 
 
 @dataclass(frozen=True)
@@ -81,12 +99,12 @@ def look(
 
 def look_back(
     a: Mapping[int, float], b: Mapping[int, float], parts: Iterable[Iterable[int]], error: float
-) -> Iterator[tuple[Difference, SoFar]]:
+) -> Iterator[Look]:
     """Yield what each part of the seeds says of `a` against `b`; parts of one seed say nothing."""
     for seeds in map(list, parts):
         found = compare_paired(*({seed: side[seed] for seed in seeds} for side in (a, b)))
-        if (seen := look(found, error=error)) is not None:
-            yield found, seen
+        if found.mean is not None and (seen := look(found, error=error)) is not None:
+            yield Look(found.n, found.mean, seen.low, seen.high, seen.e_value)
 
 
 def judge(

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
-from eigensweep.workers.shared.messages import Result
+
+class Parameters(Protocol):
+    """A count of parameters, as an objective sees it."""
+
+    @property
+    def free(self) -> int: ...
 
 
-def read_goals(names: Sequence[str], result: Result) -> list[float | None]:
+class Weighed(Protocol):
+    """A result, as several objectives see it."""
+
+    @property
+    def value(self) -> float | None: ...
+    @property
+    def valid(self) -> Mapping[str, float]: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def parameters(self) -> Parameters | None: ...
+
+
+def read_goals(names: Sequence[str], result: Weighed) -> list[float | None]:
     """Return a result's value of each goal, the objective first; None where it is unknown.
 
     `seconds` are of all replicates together; for a result that was reused, those of the first time.

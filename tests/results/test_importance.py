@@ -9,10 +9,10 @@ import sys
 
 import pytest
 
+from eigensweep.results.importance import MOST_TRIALS, Scored, measure_importance
+from eigensweep.results.trees import find_shares
 from eigensweep.search_spaces.space import Space
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.workers.driver.importance import MOST_TRIALS, Scored, measure_importance
-from eigensweep.workers.driver.trees import find_shares
 
 SPACE: dict[str, object] = {
     "optimizer.lr": {"low": 1e-4, "high": 1e-1, "log": True},
@@ -87,7 +87,7 @@ def test_of_many_trials_an_even_share_is_used():
 def test_it_needs_no_scikit_learn():
     program = (
         "import sys; sys.modules['sklearn'] = None; "
-        "from eigensweep.workers.driver.trees import find_shares; "
+        "from eigensweep.results.trees import find_shares; "
         "print(find_shares([{'a': n, 'b': n % 2 == 0} for n in range(20)], list(range(20)))['a'])"
     )
     found = subprocess.check_output([sys.executable, "-W", "ignore", "-c", program], text=True)
