@@ -161,7 +161,7 @@ class Reproductions:
                 earlier.state in OPEN or (self._is_complete(earlier) and earlier.until == until)
             ):
                 return earlier, False
-            specs, first = make_specs(name, budget), {}
+            specs, first = make_specs(name, budget), dict[str, ExperimentSpec]()
             if until is not None and until.added:
                 specs, first = make_specs(name, budget, until.added), specs
             self.record.check_quotas([*first.values(), *specs.values()], owner)
