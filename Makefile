@@ -34,7 +34,7 @@ serve: setup  ## run the service until Ctrl-C
 # Tests that start Ray mostly wait. So they run one after another beside all others, which have the
 # lower priority and take what is left of the machine.
 WITH_RAY := tests/system tests/workers/test_driver.py tests/workers/test_population_driver.py \
-  tests/workers/test_shared_engines.py tests/workers/test_drivers.py tests/service/test_serve.py
+  tests/workers/test_shared_engines.py tests/workers/test_zygote.py tests/service/test_serve.py
 # Many of the others wait, too: for servers, browsers and other processes. So one more than processors.
 AT_ONCE := $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 1)))
 QUICK := -m "not slow and not gpu"
