@@ -64,6 +64,7 @@ class LaunchedDriver:
     _process: DriverProcess
     _cluster: ClusterProcess
     _start: int
+    _since: float = field(default_factory=time.monotonic)
     death: Death | None = None
 
     def state(self) -> Literal["running", "ended", "died", "lost"]:
@@ -75,7 +76,7 @@ class LaunchedDriver:
         self.death = self._process.death
         if state != "died" or self.death is None or self.death.cause not in ("failure", "unseen"):
             return state
-        was_well = self._cluster.was_well(self._start, self._process.ended_at)
+        was_well = self._cluster.was_well(self._start, self._since, self._process.ended_at)
         if was_well is None:
             return "running"
         return "died" if was_well else "lost"
@@ -235,7 +236,7 @@ class ClusterProcess:
         starts = self.starts
         process = self.drivers.find(experiment_id)
         if process is not None:
-            return LaunchedDriver(process, self, starts)
+            return LaunchedDriver(process, self, starts, 0.0)
         if experiment_id in self.list_found():
             return FoundDriver(experiment_id, self, starts)
         return None
@@ -248,12 +249,13 @@ class ClusterProcess:
         """
         return self._last_look().drivers
 
-    def was_well(self, start: int, moment: float) -> bool | None:
+    def was_well(self, start: int, since: float, moment: float) -> bool | None:
         """Return whether Ray was well when something died; None: that is not known yet.
 
-        `start` says which Ray it had, and `moment` is of the clock of `time.monotonic`.
+        `start` says which Ray it had; `since` when it began, and `moment` when it died, by the
+        clock of `time.monotonic`.
         """
-        if self.starts != start or self._ill > moment - LOSS_SECONDS:
+        if self.starts != start or self._ill > max(since, moment - LOSS_SECONDS):
             return False
         return True if self._heard > moment + SURE_SECONDS else None
 

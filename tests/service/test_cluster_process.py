@@ -152,12 +152,16 @@ def test_a_death_is_the_drivers_own_if_ray_was_well_and_is_known_after_another_l
     assert cluster_process.LaunchedDriver(other, cluster, cluster.starts).state() == "died"
 
 
-def test_soon_after_ray_did_not_answer_a_death_is_not_the_drivers_own(cluster):
+def test_soon_after_ray_did_not_answer_a_death_is_not_the_drivers_own(cluster, monkeypatch):
     cluster.start()
     driver = cluster.launch("e1", {}, None, OPTIONS)
-    cluster._ill = time.monotonic() - cluster_process.LOSS_SECONDS / 2
+    cluster._ill = time.monotonic()
     die(cluster, FAILURE)
     assert driver.state() == "lost"
+    monkeypatch.setattr(cluster_process, "SURE_SECONDS", 0.0)
+    later = cluster.launch("e2", {}, None, OPTIONS)
+    die(cluster, FAILURE)
+    wait_until(lambda: later.state() == "died")
 
 
 def test_what_an_earlier_service_started_is_found_and_its_end_is_nobodys_fault(away, monkeypatch):
