@@ -115,7 +115,7 @@ def create_app(
     )
     describe = app.openapi
     app.openapi = lambda: _add_examples(describe())  # type: ignore[method-assign]
-    jobs, people = Jobs(record.url), Accounts(record.url)
+    jobs, people = Jobs(record.url, record.fence), Accounts(record.url)
     keeper = Sessions(settings.home / "sessions.json")
     app.state.settings = settings
     app.state.service = Service(

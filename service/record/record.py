@@ -171,7 +171,7 @@ class Record(Reopening, Removal, Retention):
         Raises:
             NotLeadingError: if another service leads; so do `count_death` and `give_up`.
         """
-        self._require_to_lead(session)
+        self.fence(session)
         experiment = lock(session, id)
         is_left = experiment.state in ENDED and not experiment.tracked
         if experiment.state not in DRIVEN | {"queued"} and not is_left:
@@ -219,7 +219,7 @@ class Record(Reopening, Removal, Retention):
         change of `trained`, the steps that unfinished trials have committed, which only the store
         knows.
         """
-        self._require_to_lead(session)
+        self.fence(session)
         experiment = lock(session, id)
         reports = select(func.count()).where(Report.experiment_id == id)
         taken = ("reused", "invalid")
@@ -252,7 +252,7 @@ class Record(Reopening, Removal, Retention):
     @database.transaction
     def give_up(self, session: Session, id: str, error: str) -> None:
         """End an experiment as failed; writes of its drivers are refused from now on."""
-        self._require_to_lead(session)
+        self.fence(session)
         experiment = lock(session, id)
         experiment.generation += 1
         end_experiment(session, experiment, "failed", error)
@@ -275,6 +275,11 @@ class Record(Reopening, Removal, Retention):
                 f"analyses and reproductions lie with the service that leads, so ask that: {words}"
             )
 
-    def _require_to_lead(self, session: Session) -> None:
+    def fence(self, session: Session) -> None:
+        """Refuse a transaction of a service that leads no more.
+
+        Raises:
+            NotLeadingError: if another service leads.
+        """
         if self.leadership is not None:
             self.leadership.require(session)
