@@ -22,24 +22,24 @@ from eigensweep.service.record.journal import (
     interrupt_trial,
     move_experiment,
     move_trial,
+    record_notices,
     reopen_trial,
     replace_non_finite,
     spent_seconds,
-    tell,
 )
 from eigensweep.service.record.rows import Rows, RowSession, read_first
-from eigensweep.service.record.shares import ask_for, read_allotment
+from eigensweep.service.record.shares import read_allotment, record_demand
 from eigensweep.service.record.tables import Attempt, EarlierJson, Experiment, Report, Trial
 from eigensweep.service.record.usage import count_use
-from eigensweep.workers.shared.fair_shares import Allotment, Want
+from eigensweep.workers.shared.fair_shares import Allotment, Demand
 from eigensweep.workers.shared.ledger import (
     NOTHING,
     PAUSED,
     Earlier,
     Finished,
+    ResumeState,
     RungReport,
     StaleWriteError,
-    Standing,
     SupersededError,
     TrialEntry,
 )
@@ -446,34 +446,34 @@ class RecordLedger:
 
         return database.read(self.database_url, work, self.patience)
 
-    def standing(self) -> Standing:
-        def work(session: Session) -> Standing:
+    def resume_state(self) -> ResumeState:
+        def work(session: Session) -> ResumeState:
             experiment = session.get_one(Experiment, self.experiment_id)
             spent = spent_seconds(experiment, time.time())
-            return Standing(experiment.edition, experiment.closed, spent, experiment.owner)
+            return ResumeState(experiment.edition, experiment.closed, spent, experiment.owner)
 
         return database.read(self.database_url, work, self.patience)
 
-    def enter(self, phase: Phase) -> None:
+    def record_phase(self, phase: Phase) -> None:
         def work(session: Session, experiment: Experiment) -> None:
             if phase in EXPERIMENT_MOVES[experiment.state]:
                 move_experiment(session, experiment, phase)
 
         self._write(work)
 
-    def ask_for(self, want: Want) -> None:
-        self._write(lambda session, experiment: ask_for(session, experiment, want))
+    def record_demand(self, demand: Demand) -> None:
+        self._write(lambda session, experiment: record_demand(session, experiment, demand))
 
     def find_allotment(self) -> Allotment:
         mine = select(Experiment.wants).where(Experiment.id == self.experiment_id)
         wants = database.look(self.database_url, lambda c: c.scalar(mine), self.patience)
         return read_allotment(wants) or Allotment()
 
-    def tell(self, notices: Sequence[Notice]) -> None:
+    def record_notices(self, notices: Sequence[Notice]) -> None:
         def work(session: Session, experiment: Experiment) -> None:
             is_of_delivery = all(notice.kind == "delivery" for notice in notices)
             if experiment.state in DRIVEN or (experiment.state in ENDED and is_of_delivery):
-                tell(session, experiment, notices)
+                record_notices(session, experiment, notices)
 
         self._write(work)
 

@@ -17,7 +17,8 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record import database
 from eigensweep.service.record.control import lock
 from eigensweep.service.record.errors import IdempotencyKeyReusedError, NotLeadingError
-from eigensweep.service.record.journal import emit, end_experiment, move_experiment, tell
+from eigensweep.service.record.group_commit import GroupCommit
+from eigensweep.service.record.journal import emit, end_experiment, move_experiment, record_notices
 from eigensweep.service.record.leadership import Leadership
 from eigensweep.service.record.posting import check_quotas, make_row
 from eigensweep.service.record.queries import count_states
@@ -34,7 +35,6 @@ from eigensweep.service.record.tables import (
     Trial,
     Webhook,
 )
-from eigensweep.service.record.together import GroupCommit
 from eigensweep.workers.shared import traces
 from eigensweep.workers.shared.messages import Notice, SpecJson
 from eigensweep.workers.shared.states import DRIVEN, ENDED, OPEN_TRIALS
@@ -247,7 +247,7 @@ class Record(Reopening, Removal, Retention):
         if experiment is None or experiment.state not in ENDED or experiment.tracked:
             return
         experiment.generation += 1
-        tell(session, experiment, [Notice("delivery", f"not delivered yet: {why}")])
+        record_notices(session, experiment, [Notice("delivery", f"not delivered yet: {why}")])
 
     @database.transaction
     def give_up(self, session: Session, id: str, error: str) -> None:

@@ -375,7 +375,7 @@ class TestRecordLedger:
         ledger = post_and_claim(record, spec())
         low = Notice("disk", "new trials wait: the disk is nearly full")
         for told in ([], [low], [low], [], [low]):
-            ledger.tell(told)
+            ledger.record_notices(told)
             assert record.row(ledger.experiment_id).notices == ([low.to_dict()] if told else None)
         events = [e for e in record.events(ledger.experiment_id) if e.kind == "experiment.notice"]
         assert [e.data["reason"] for e in events] == [low.words, None, low.words]
@@ -385,14 +385,14 @@ class TestRecordLedger:
         else:
             ledger.end("completed")
         assert record.row(ledger.experiment_id).notices is None
-        ledger.tell([low])
+        ledger.record_notices([low])
         assert record.row(ledger.experiment_id).notices is None, "it has no driver any more"
 
     def test_why_it_is_not_delivered_is_told_after_its_end_and_until_it_is(self, record, spec):
         ledger = post_and_claim(record, spec())
         ledger.end("completed")
         away = Notice("delivery", "not delivered yet: MLflow does not answer")
-        ledger.tell([away])
+        ledger.record_notices([away])
         assert record.row(ledger.experiment_id).notices == [away.to_dict()]
         ledger.set_tracked(None)
         assert record.row(ledger.experiment_id).notices is None

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol, cast
 
-from eigensweep.workers.shared.fair_shares import Allotment, Want
+from eigensweep.workers.shared.fair_shares import Allotment, Demand
 from eigensweep.workers.shared.messages import (
     ConfigJson,
     Json,
@@ -184,7 +184,7 @@ def error_of_undone(
 
 
 @dataclass(frozen=True)
-class Standing:
+class ResumeState:
     """What a driver is told of its experiment when it starts."""
 
     edition: int = 0
@@ -332,16 +332,16 @@ class Ledger(Protocol):
     def intent(self) -> Intent:
         """Return what the person wants of this experiment now. Cheap enough for once a second."""
 
-    def standing(self) -> Standing:
+    def resume_state(self) -> ResumeState:
         """Return how the experiment stands."""
 
-    def enter(self, phase: Phase) -> None:
+    def record_phase(self, phase: Phase) -> None:
         """Record what the driver is at, unless the experiment is to be paused or cancelled.
 
         `begin` records `running` by itself.
         """
 
-    def ask_for(self, want: Want) -> None:
+    def record_demand(self, demand: Demand) -> None:
         """Record what the experiment wants of the cluster now."""
 
     def find_allotment(self) -> Allotment:
@@ -350,7 +350,7 @@ class Ledger(Protocol):
         Nothing, before it was asked for.
         """
 
-    def tell(self, notices: Sequence[Notice]) -> None:
+    def record_notices(self, notices: Sequence[Notice]) -> None:
         """Replace what people are told about why the experiment comes on, or is delivered, slowly.
 
         It is forgotten when the experiment is paused or over; then only notices of its delivery
