@@ -60,7 +60,7 @@ class AskedJob:
         )
 
 
-class Jobs:
+class Jobs(database.AtDatabase):
     """The jobs of the record at a database URL.
 
     What writes raises NotLeadingError if another service leads.
@@ -68,7 +68,8 @@ class Jobs:
 
     def __init__(self, url: str, fence: Callable[[Session], None] = lambda session: None) -> None:
         """`fence` refuses a transaction of a service that leads no more: see `Record.fence`."""
-        self.url, self._fence = url, fence
+        super().__init__(url)
+        self._fence = fence
         self._woken = {kind: threading.Event() for kind in get_args(JobKind)}
 
     def wake(self, kind: JobKind) -> None:

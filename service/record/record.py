@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from sqlalchemy import func, or_, select
 from sqlalchemy.exc import IntegrityError
@@ -99,24 +100,31 @@ class Record(Reopening, Removal, Retention):
         """
         experiment = make_row(spec, idempotency_key, owner)
         experiment.trace = traces.carry()
-
-        def work(rows: RowSession) -> tuple[Experiment, bool]:
-            earlier = self._find_same_key(rows, experiment)
-            found = experiment if earlier is None else earlier
-            if earlier is None:
-                check_quotas(rows, [spec], owner)
-                rows.add(experiment)
-                for url in dict.fromkeys((*self.webhooks, *notify)):
-                    rows.add(Webhook(experiment_id=experiment.id, url=url))
-                emit(rows, experiment, "experiment.queued", name=experiment.name)
-            if beside is not None:
-                beside(rows, found.id)
-            return found, earlier is None
-
+        work = partial(self._add, spec, experiment, (*self.webhooks, *notify), beside)
         try:
             return self.posts.write(work)
         except IntegrityError:  # two posts with one key at the same moment
             return self.posts.write(work)
+
+    def _add(
+        self,
+        spec: ExperimentSpec,
+        experiment: Experiment,
+        webhooks: Sequence[str],
+        beside: Callable[[Rows, str], None] | None,
+        rows: RowSession,
+    ) -> tuple[Experiment, bool]:
+        earlier = self._find_same_key(rows, experiment)
+        found = experiment if earlier is None else earlier
+        if earlier is None:
+            check_quotas(rows, [spec], experiment.owner)
+            rows.add(experiment)
+            for url in dict.fromkeys(webhooks):
+                rows.add(Webhook(experiment_id=experiment.id, url=url))
+            emit(rows, experiment, "experiment.queued", name=experiment.name)
+        if beside is not None:
+            beside(rows, found.id)
+        return found, earlier is None
 
     def _find_same_key(self, rows: RowSession, posted: Experiment) -> Experiment | None:
         if posted.idempotency_key is None:

@@ -65,13 +65,13 @@ class Subject:
         if isinstance(self.ledger, FileLedger):
             self.ledger.cancel()
         else:
-            Record(self.ledger.database_url).cancel(self.ledger.experiment_id)
+            Record(self.ledger.url).cancel(self.ledger.experiment_id)
 
     def replace_driver(self) -> None:
         if isinstance(self.ledger, FileLedger):
             self.ledger.replace_driver()
         else:
-            Record(self.ledger.database_url).claim(self.ledger.experiment_id)
+            Record(self.ledger.url).claim(self.ledger.experiment_id)
 
 
 @pytest.fixture(params=["file", "sqlite", "postgresql"])
@@ -622,6 +622,6 @@ def test_with_sqlite_only_the_begin_of_an_attempt_waits_for_the_disk(each_url, s
 
 def test_a_driver_s_process_holds_few_connections_and_a_service_s_many():
     here = RecordLedger("postgresql://me@nowhere/here", "e", 1)
-    urls = here.database_url, "postgresql://me@nowhere/there"
-    pickle.loads(pickle.dumps(dataclasses.replace(here, database_url=urls[1])))
+    urls = here.url, "postgresql://me@nowhere/there"
+    pickle.loads(pickle.dumps(dataclasses.replace(here, url=urls[1])))
     assert [database.engine(url).pool.size() for url in urls] == [10, 2]

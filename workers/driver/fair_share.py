@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from eigensweep.workers.shared.fair_shares import Allotment, Demand
-from eigensweep.workers.shared.ledger import Ledger
+from eigensweep.workers.shared.ledger import ShareLedger
 from eigensweep.workers.shared.messages import Notice
 
 LOOK_SECONDS: Final = 2.0
@@ -21,7 +21,7 @@ LOOK_SECONDS: Final = 2.0
 class FairShare:
     """One experiment's share, as the ledger has it."""
 
-    def __init__(self, ledger: Ledger, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, ledger: ShareLedger, clock: Callable[[], float] = time.monotonic) -> None:
         self._ledger, self._clock = ledger, clock
         self._demand = Demand(0)
         self._told: Demand | None = None

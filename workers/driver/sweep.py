@@ -28,10 +28,10 @@ from eigensweep.workers.shared.ledger import (
     NOTHING,
     PAUSED,
     Finished,
-    Ledger,
     ResumeState,
     RungReport,
     StaleWriteError,
+    SweepLedger,
     TrialEntry,
 )
 from eigensweep.workers.shared.messages import LostBy, Metrics, Notice, Place, Result, Source
@@ -74,7 +74,7 @@ class Sweep:
     def __init__(
         self,
         spec: ExperimentSpec,
-        ledger: Ledger,
+        ledger: SweepLedger,
         study: Study,
         *,
         retries: int,
