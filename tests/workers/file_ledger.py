@@ -20,6 +20,7 @@ from eigensweep.workers.shared.ledger import (
     ResumeState,
     RungReport,
     StaleWriteError,
+    SupersededError,
     TrialEntry,
 )
 from eigensweep.workers.shared.messages import (
@@ -71,7 +72,7 @@ class FileLedger:
 
     def _check_generation(self, content: dict[str, Any]) -> None:
         if content["generation"] != self.generation:
-            raise StaleWriteError(f"driver {self.generation} has a successor")
+            raise SupersededError(f"driver {self.generation} has a successor")
 
     def _trial(self, content: dict[str, Any], number: int, attempt: int) -> dict[str, Any]:
         trial = content["trials"][str(number)]
@@ -306,20 +307,25 @@ class FileLedger:
             content["notices"] = [notice.to_dict() for notice in notices]
 
     def request_pause(self, reason: str) -> None:
-        self.want("pause")
+        with self._change() as content:
+            if content["intent"] == "run":
+                content["intent"] = "pause"
 
     def pause(self) -> bool:
         with self._change() as content:
+            is_paused = bool(content["intent"] == "pause")
             for trial in content["trials"].values():
-                if trial["state"] == "running":
+                if is_paused and trial["state"] == "running":
                     trial["state"] = "waiting"
             content["history"].append(["pause", content["intent"]])
-            return bool(content["intent"] == "pause")
+            return is_paused
 
     def end(self, state: Any, error: str | None = None) -> Any:
         with self._change() as content:
             if content["end"] is not None:
                 return state
+            if state == "completed" and content["intent"] == "cancel":
+                state = "cancelled"
             content["end"] = [state, error]
             for trial in content["trials"].values():
                 if trial["state"] in OPEN_TRIALS:

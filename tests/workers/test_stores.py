@@ -37,7 +37,7 @@ from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.disk_use import measure_store
 from eigensweep.workers.shared.durable_files import StoreAwayError, disk_failure
 from eigensweep.workers.shared.files import is_url, open_files, try_out
-from eigensweep.workers.shared.heads import StaleAttemptError
+from eigensweep.workers.shared.head import StaleAttemptError
 from eigensweep.workers.shared.kept_files import BEST
 from eigensweep.workers.shared.marks import cancel_mark, pause_mark
 from eigensweep.workers.shared.messages import DriverOptions

@@ -41,7 +41,7 @@ from eigensweep.workers.engine.group import Group, explain_alone, shape_key
 from eigensweep.workers.engine.occupancy import Occupancy, Span
 from eigensweep.workers.engine.turns import LaneError, SideBySide, Turns
 from eigensweep.workers.shared import logs
-from eigensweep.workers.shared.heads import StaleAttemptError
+from eigensweep.workers.shared.head import StaleAttemptError
 from eigensweep.workers.shared.ledger import StaleWriteError
 from eigensweep.workers.shared.marks import Mark, cancel_mark, leave_mark, pause_mark
 from eigensweep.workers.shared.messages import Json, Order, Report
