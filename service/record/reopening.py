@@ -177,9 +177,9 @@ def _configure(spec: ExperimentSpec, trial: Trial) -> ConfigJson:
 def _reopen_failed(rows: RowSession, experiment: Experiment, configs: dict[int, str]) -> int:
     """Open the failed and stalled trials of an experiment again; return how many there are.
 
-    `configs` has the configurations, as JSON, with which they train.
-    One that failed when it was trained further is as it was before, with that error. If its budget
-    was to be longer, it is opened again; if it was in a race, its driver does that.
+    `configs` has the configurations, as JSON, with which they train. If a trial failed after it was
+    opened again, its earlier result stands and the error is attached: then it is opened for a
+    longer budget only, as a race's driver opens its own.
     """
     count = 0
     for part, trial in walk(rows, _FAILED, experiment.id):
