@@ -137,7 +137,7 @@ class TrialEntry:
         )  # fmt: skip
 
     def reopened(self, config: ConfigJson, reason: str) -> TrialEntry:
-        """Return this trial as `Ledger.reopen` records it."""
+        """Return this trial as `TrialLedger.reopen` records it."""
         assert self.state in OUTCOMES
         earlier = Earlier(cast(Outcome, self.state), self.config, reason, self.error)
         return replace(
@@ -145,7 +145,7 @@ class TrialEntry:
         )
 
     def ended(self, outcome: Outcome, result: Result | None, error: str | None) -> TrialEntry:
-        """Return this trial as `Ledger.finish` records it."""
+        """Return this trial as `TrialLedger.finish` records it."""
         before, end = self.earlier, replace(self, earlier=None, tracked=False)
         if before is None or not brings_back(before.state, outcome):
             return replace(end, state=outcome, result=result, error=error)
