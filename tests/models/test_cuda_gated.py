@@ -169,7 +169,7 @@ class TestTheKernelIsTheReferenceAt:
 
     @pytest.mark.parametrize("value", [float("nan"), float("inf")])
     @pytest.mark.parametrize("cell", DISTINCT, ids=name_of)
-    def test_a_state_that_is_not_finite_spoils_its_own_sequence_only(self, on_cpu, cell, value):
+    def test_a_state_that_is_not_finite_spoils_its_sequence_only(self, on_cpu, cell, value):
         x, leaves = draw(cell, (4, 6, 19, 3, 2), "symbols", torch.float32)
         leaves[5].data[1, 3] = value
         logits = fast(cell, x, leaves, backend="cuda")[0]
@@ -226,7 +226,7 @@ class TestTheKernelIsCompiled:
 
 
 class TestChoice:
-    def test_a_size_beyond_the_kernels_runs_step_by_step_and_says_so_once(self, caplog):
+    def test_a_size_beyond_the_kernels_runs_by_steps_and_says_so(self, caplog):
         cuda_gated._is_loaded.cache_clear()
         try:
             with caplog.at_level(logging.WARNING):
@@ -239,7 +239,7 @@ class TestChoice:
             record.getMessage()
         )
 
-    def test_all_that_can_be_chosen_later_is_loaded_at_the_first_use(self, monkeypatch):
+    def test_all_that_may_be_chosen_is_loaded_at_the_first_use(self, monkeypatch):
         loaded = set()
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)

@@ -86,7 +86,7 @@ def client(stub: Stub) -> Iterator[Client]:
         yield client
 
 
-def test_events_continue_after_a_broken_connection_where_they_stopped(
+def test_events_continue_after_a_broken_connection(
     stub: Stub, client: Client
 ) -> None:
     stub.answers["/v1/experiments/e7"] = [
@@ -105,7 +105,7 @@ def test_events_continue_after_a_broken_connection_where_they_stopped(
     assert resumed == [None, "2"]
 
 
-def test_events_go_on_over_an_end_after_which_the_experiment_was_taken_up_again(
+def test_events_go_on_over_an_end_that_was_not_the_last(
     stub: Stub, client: Client
 ) -> None:
     stub.answers["/v1/experiments/e7"] = [

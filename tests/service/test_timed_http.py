@@ -112,7 +112,7 @@ def test_an_answer_that_nobody_reads_ends_the_connection(server):
     there.close()
 
 
-def test_where_there_are_too_many_the_longest_waiting_one_makes_room(server, monkeypatch):
+def test_where_there_are_too_many_the_longest_waiting_goes(server, monkeypatch):
     monkeypatch.setattr(Hasty, "head_seconds", PATIENCE)
     with ExitStack() as stack:
         for _ in range(3 * Hasty.most_connections):

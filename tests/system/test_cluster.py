@@ -28,7 +28,7 @@ SPEC = {
 
 
 @pytest.mark.slow
-def test_three_nodes_train_an_experiment_and_nothing_is_left_behind() -> None:
+def test_three_nodes_train_and_nothing_is_left_behind() -> None:
     kind = [] if find_programs() else ["--sqlite"]
     with tempfile.TemporaryDirectory(prefix="es-", dir="/tmp") as short:
         folder = Path(short) / "cluster"
