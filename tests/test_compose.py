@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from composition import (
+from helpers.composition import (
     ROOT,
     SECRETS,
     TEXT,
@@ -23,8 +23,8 @@ from composition import (
     make_composition,
     read,
 )
-from links import run_id_of
-from waiting import PATIENCE, wait_until
+from helpers.links import run_id_of
+from helpers.waiting import PATIENCE, wait_until
 
 from eigensweep.service.client import Client, RefusedError
 from eigensweep.service.settings import Settings

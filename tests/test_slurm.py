@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from waiting import wait_until
+from helpers.waiting import wait_until
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "deploy" / "slurm" / "eigensweep.sbatch"

@@ -16,7 +16,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
-from needed_packages import close
+from helpers.needed_packages import close
 from test_images import SERVICE, WORKER
 
 from bench import carry

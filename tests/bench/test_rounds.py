@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from compilers import need_compiler
+from helpers.compilers import need_compiler
 
 from bench.limits import OPERATIONS, operations, peak, step_product, weight_product
 from bench.memory import peaks_mb

@@ -1,9 +1,9 @@
 """The fast complex and GORU recurrences against the readable ones, on each backend."""
 
-import agreement
 import pytest
 import torch
-from agreement import (
+from helpers import agreement
+from helpers.agreement import (
     assert_close,
     assert_close_where_finite,
     choose_backend,

@@ -7,8 +7,8 @@ import logging
 import pytest
 import test_gated
 import torch
-from agreement import assert_close
-from cuda_program import OnCpu
+from helpers.agreement import assert_close
+from helpers.cuda_program import OnCpu
 from test_gated import CELLS, draw, name_of, outcome
 from torch.nn.functional import linear
 

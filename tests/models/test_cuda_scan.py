@@ -8,8 +8,8 @@ from unittest import mock
 
 import pytest
 import torch
-from agreement import assert_close
-from cuda_program import OnCpu
+from helpers.agreement import assert_close
+from helpers.cuda_program import OnCpu
 
 from eigensweep.models.recurrence import reference
 from eigensweep.models.recurrence.complex_reference import FORMS

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from equations import EquationTests, check, encode, sigmoid
+from helpers.equations import EquationTests, check, encode, sigmoid
 from numpy.linalg import eigvals, inv
 
 CASES = {

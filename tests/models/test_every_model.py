@@ -98,9 +98,7 @@ class TestEveryModel:
 
 @pytest.mark.parametrize(("name", "fields"), VARIANTS)
 class TestTraining:
-    def test_constraints_hold_at_ten_times_the_learning_rate(
-        self, nets, name, fields
-    ):
+    def test_constraints_hold_at_ten_times_the_learning_rate(self, nets, name, fields):
         model = nets.build(name, nets.shapes(output_size=5), hidden_size=64, **fields)
         start = copy.deepcopy(model.state_dict())
         batches = [nets.input(model.shapes, steps=12) for _ in range(20)]

@@ -1,9 +1,9 @@
 """The fast gated recurrences and ODEs against the readable ones and PyTorch's own, by backend."""
 
-import agreement
 import pytest
 import torch
-from agreement import (
+from helpers import agreement
+from helpers.agreement import (
     assert_close,
     assert_close_where_finite,
     choose_backend,

@@ -5,7 +5,7 @@ from math import erf
 import numpy as np
 import pytest
 import torch
-from equations import EquationTests, encode, sigmoid
+from helpers.equations import EquationTests, encode, sigmoid
 
 CASES = {
     "mingru": {"name": "mingru"},

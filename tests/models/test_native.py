@@ -120,9 +120,7 @@ class TestCompiling:
         assert "-mprefer-vector-width" not in made
         assert [line for line in made.splitlines() if "native" in line] == made.splitlines()[:2]
 
-    def test_a_hopeless_source_fails_with_the_compilers_words(
-        self, source, tmp_path
-    ):
+    def test_a_hopeless_source_fails_with_the_compilers_words(self, source, tmp_path):
         source.write_text("int answer() { return nothing_like_it; }\n")
         with pytest.raises(CompilationError, match=r"toy\.cpp \(exit status 1\): .*nothing_like"):
             compile_library(source, tmp_path)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from agreement import (
+from helpers.agreement import (
     assert_close,
     assert_close_where_finite,
     choose_backend,

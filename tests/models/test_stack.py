@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from variants import DYNAMIC, RATES, VARIANTS
+from helpers.variants import DYNAMIC, RATES, VARIANTS
 
 from eigensweep.models.base import scalar_name
 from eigensweep.models.stack import Stack

@@ -1,9 +1,9 @@
 """The fast recurrence against the readable one, on each backend."""
 
-import agreement
 import pytest
 import torch
-from agreement import (
+from helpers import agreement
+from helpers.agreement import (
     assert_close,
     assert_close_where_finite,
     choose_backend,
@@ -97,9 +97,7 @@ class TestEachBackend:
     @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
     @pytest.mark.parametrize("inputs", ["symbols", "values", "states"])
     @pytest.mark.parametrize("readout", ["all", "last"])
-    def test_states_too_long_are_clipped_as_in_the_reference(
-        self, backend, readout, inputs, sizes
-    ):
+    def test_states_too_long_are_clipped_as_in_the_reference(self, backend, readout, inputs, sizes):
         x, leaves = draw(sizes, inputs)
         x.requires_grad_(inputs != "symbols")
         b = torch.full_like(leaves[2], 2.5 * sizes[2] ** 0.5)

@@ -113,9 +113,7 @@ class TestFastRotations:
         for found, expected in zip(*outcomes, strict=True):
             torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
 
-    def test_lanes_are_single_products_with_gradients_either_way(
-        self, style, is_complex
-    ):
+    def test_lanes_are_single_products_with_gradients_either_way(self, style, is_complex):
         leaves, product = draw_angles(style, is_complex, lanes=(2,))
 
         def loss(*leaves):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from equations import EquationTests, encode, sigmoid
+from helpers.equations import EquationTests, encode, sigmoid
 
 CASES = {
     "urnn": {"name": "urnn"},

@@ -444,9 +444,7 @@ RANGE = {"low": 0.1, "high": 0.9}
         ),
     ],
 )
-def test_a_spec_that_would_fail_on_a_worker_is_refused(
-    changes, kind, path, words
-):
+def test_a_spec_that_would_fail_on_a_worker_is_refused(changes, kind, path, words):
     found, raised = post(**changes)
     assert issubclass(raised, kind)
     assert [problem["path"] for problem in found] == [path]

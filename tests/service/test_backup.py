@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import s3
 import torch
+from helpers import s3
+from helpers.waiting import PATIENCE, wait_until
 from orders import make_order
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 from typer.testing import CliRunner
-from waiting import PATIENCE, wait_until
 
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
@@ -124,9 +124,7 @@ def read_curves(settings: Settings, id: str) -> list[list[tuple[int, dict[str, f
 
 
 class TestWhileItRuns:
-    def test_each_copy_ends_alike_and_finishes_each_trial_once(
-        self, settings, tmp_path
-    ):
+    def test_each_copy_ends_alike_and_finishes_each_trial_once(self, settings, tmp_path):
         self.check_copies(settings, tmp_path, lambda name: Settings(home=tmp_path / name))
 
     @pytest.mark.parametrize("outer", [False, True], ids=["from a home", "from elsewhere"])
@@ -265,9 +263,7 @@ class TestRefusals:
         with pytest.raises(BackupError, match=r"has schema 0023, .* of the version that the"):
             back_up(elsewhere, tmp_path / "b.tar.gz")
 
-    def test_a_silent_database_is_named_without_its_password(
-        self, settings, tmp_path
-    ):
+    def test_a_silent_database_is_named_without_its_password(self, settings, tmp_path):
         url = "postgresql://me:hush@127.0.0.1:1/record"
         elsewhere = settings.model_copy(update={"database_url": url})
         with pytest.raises(RecordUnusableError, match="cannot be used") as raised:

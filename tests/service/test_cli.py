@@ -15,12 +15,12 @@ from typing import Any
 import pandas as pd
 import pytest
 import yaml
+from helpers.waiting import PATIENCE
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from rich.console import Console
 from rich.text import Text
 from typer.testing import CliRunner, Result
-from waiting import PATIENCE
 
 from eigensweep.search_spaces.labels import format_share
 from eigensweep.service.client import Client, connection
@@ -240,9 +240,7 @@ def test_archived_experiments_are_listed_only_when_asked_for(cli: Cli, spec: str
     assert id in cli("list", "--archived").stdout
 
 
-def test_watch_as_json_prints_each_event_then_the_experiment(
-    cli: Cli, spec: str
-) -> None:
+def test_watch_as_json_prints_each_event_then_the_experiment(cli: Cli, spec: str) -> None:
     id = json.loads(cli("submit", spec, "--json").stdout)["id"]
 
     *events, last = map(json.loads, cli("watch", id, "--json").stdout.splitlines())
@@ -280,9 +278,7 @@ def test_list_and_show_agree(cli: Cli, spec: str) -> None:
     assert f"/experiments/{row.split()[0]}" in shown
 
 
-def test_an_experiment_is_named_by_id_start_name_or_last(
-    cli: Cli, spec: str
-) -> None:
+def test_an_experiment_is_named_by_id_start_name_or_last(cli: Cli, spec: str) -> None:
     id = json.loads(cli("submit", spec, "--set", "name=called so", "--json").stdout)["id"]
     for name in (id[:-1], "called so", "last"):
         assert json.loads(cli("show", name, "--json").stdout)["id"] == id
@@ -575,9 +571,7 @@ def test_an_experiment_is_exported_as_a_study_that_optuna_opens(
     assert cli("export", id, "--optuna", str(tmp_path / "study.db")).exit_code == 2
 
 
-def test_a_pareto_table_weighs_the_metric_against_a_cost(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_a_pareto_table_weighs_the_metric_against_a_cost(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "spec.yaml"
     small = {"model": {"name": "lstm", "hidden_size": 4}, "name": "small"}
     large = {"model": {"name": "lstm", "hidden_size": 8}, "name": "large"}

@@ -32,8 +32,8 @@ from development_cluster import (
     take_down,
 )
 from filelock import FileLock
+from helpers.waiting import wait_until
 from typer.testing import CliRunner
-from waiting import wait_until
 
 from eigensweep.service.process import guard
 

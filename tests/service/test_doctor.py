@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx2
 import pytest
-import s3
+from helpers import s3
 from pydantic import ValidationError
 from sqlalchemy import create_engine, text
 from typer.testing import CliRunner
@@ -185,9 +185,7 @@ class TestStores:
             only(checkup.check_database(patient(database_url=url)), "database").state == "problem"
         )
 
-    def test_a_home_that_others_change_is_a_problem_read_a_warning(
-        self, patient, tmp_path
-    ):
+    def test_a_home_that_others_change_is_a_problem_read_a_warning(self, patient, tmp_path):
         home = tmp_path / "home"
         for mode, state in ((0o700, "ok"), (0o755, "warning"), (0o777, "problem")):
             home.mkdir(exist_ok=True)
@@ -323,9 +321,7 @@ class TestNetwork:
 
 
 class TestCorpora:
-    def test_files_that_differ_are_a_problem_missing_ones_are_none(
-        self, patient, tmp_path
-    ):
+    def test_files_that_differ_are_a_problem_missing_ones_are_none(self, patient, tmp_path):
         folder = tmp_path / "data" / treebank.CORPUS.folder
         folder.mkdir(parents=True)
         for name, (size, _) in treebank.CORPUS.files.items():

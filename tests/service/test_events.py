@@ -171,9 +171,7 @@ class TestEvents:
         assert len(states) == 2  # before the events, and after the last one
         assert len(asked) == 2  # for each caller once
 
-    def test_an_end_after_a_shared_look_at_the_state_is_told(
-        self, record, ledger, monkeypatch
-    ):
+    def test_an_end_after_a_shared_look_at_the_state_is_told(self, record, ledger, monkeypatch):
         read, looks = record.state, []
 
         def look_and_end(id: str) -> str:

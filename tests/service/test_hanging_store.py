@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from anyio import to_thread
-from played import play
-from waiting import PATIENCE, wait_until
+from helpers.played import play
+from helpers.waiting import PATIENCE, wait_until
 
 from eigensweep.service import store_probe
 from eigensweep.service.api.routes import health, metrics
@@ -59,9 +59,7 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     made.goes_on()
 
 
-def test_who_reads_there_is_refused_and_all_others_are_answered(
-    client, record, settings, folder
-):
+def test_who_reads_there_is_refused_and_all_others_are_answered(client, record, settings, folder):
     async def limit() -> None:
         to_thread.current_default_thread_limiter().total_tokens = THREADS
 

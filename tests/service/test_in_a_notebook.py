@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from played import seed_result
+from helpers.played import seed_result
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import uvicorn
 from chromium import is_installed, open_chromium, set_view
-from played import PLACE, SPEC, complete, open_trial, play, seed_result
+from helpers.played import PLACE, SPEC, complete, open_trial, play, seed_result
+from helpers.reproduced import NAME, Reproducer, play_driver
+from helpers.waiting import wait_until
 from pydantic import SecretStr
-from reproduced import NAME, Reproducer, play_driver
 from selenium import webdriver
 from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.by import By
@@ -23,7 +24,6 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 from starlette.testclient import TestClient
 from test_race import Race
-from waiting import wait_until
 
 from eigensweep.search_spaces.labels import describe_settings
 from eigensweep.service.api.app import create_app

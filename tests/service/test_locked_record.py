@@ -13,8 +13,8 @@ from contextlib import contextmanager
 import pytest
 from anyio import to_thread
 from fastapi.routing import iter_route_contexts
+from helpers.waiting import PATIENCE, wait_until
 from sqlalchemy import make_url
-from waiting import PATIENCE, wait_until
 
 from eigensweep.service.api import writers
 from eigensweep.service.api.writers import BusyError, Writers
@@ -46,9 +46,7 @@ def token(client, record) -> str:
     return Accounts(record.url).create_token("anna", "submit", None).token
 
 
-def test_reads_go_on_while_eight_posts_wait(
-    client, url, token, spec, monkeypatch
-):
+def test_reads_go_on_while_eight_posts_wait(client, url, token, spec, monkeypatch):
     monkeypatch.setattr(writers, "WRITERS", Writers())
     client.headers["Authorization"] = f"Bearer {token}"
     names = {f"number {number}" for number in range(8)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from waiting import wait_until
+from helpers.waiting import wait_until
 
 from eigensweep.service.process.mlflow_server import MlflowServer
 from eigensweep.service.settings import Mlflow

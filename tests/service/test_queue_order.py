@@ -33,9 +33,7 @@ class TestTheQueue:
         assert record.list_queued(9) == [b[0], a[1], b[1], a[2], a[3]]
         assert record.list_queued(2) == [b[0], a[1]]
 
-    def test_a_priority_comes_before_turns_not_before_who_has_none(
-        self, post, record
-    ):
+    def test_a_priority_comes_before_turns_not_before_who_has_none(self, post, record):
         a = [post("anna") for _ in range(2)]
         urgent = [post("anna", 5) for _ in range(2)]
         late, b = post("ben", -5), post("ben")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from played import SPEC, open_trial, seed_result
+from helpers.played import SPEC, open_trial, seed_result
 from starlette.testclient import TestClient
 
 from eigensweep.service.client.answers import Answer, describe_race

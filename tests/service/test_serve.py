@@ -22,8 +22,8 @@ from typing import Any
 
 import psutil
 import pytest
+from helpers.waiting import PATIENCE, wait_until
 from sqlalchemy.exc import OperationalError
-from waiting import PATIENCE, wait_until
 
 from eigensweep.service.process import guard, home, ports, serve
 from eigensweep.service.process.home import HomeTakenError, HomeUnusableError
@@ -116,9 +116,7 @@ def service() -> Iterator[ServiceProcess]:
 
 
 class TestServe:
-    def test_beside_anothers_models_it_trains_ours_revives_mlflow(
-        self, service, spec
-    ):
+    def test_beside_anothers_models_it_trains_ours_revives_mlflow(self, service, spec):
         here = service.ask("/v1/experiments", spec(**SHORT))["links"]["self"]
         (server,) = [c for c in service.process.children() if "mlflow" in " ".join(c.cmdline())]
         for process in (server, *server.children(recursive=True)):
@@ -237,9 +235,7 @@ class TestServe:
         service.ask(f"{here}/cancel", {})
         service.wait_for(here, lambda e: e["state"] == "cancelled")
 
-    def test_stopped_or_killed_it_leaves_nothing_and_goes_on_later(
-        self, service, spec
-    ):
+    def test_stopped_or_killed_it_leaves_nothing_and_goes_on_later(self, service, spec):
         here = service.ask("/v1/experiments", spec(**LONG))["links"]["self"]
         stream = urllib.request.urlopen(f"{service.url}{here}/events", timeout=PATIENCE)
         threading.Thread(target=stream.read, daemon=True).start()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import uvicorn
-from waiting import PATIENCE, wait_until
+from helpers.waiting import PATIENCE, wait_until
 
 from eigensweep.service.process.timed_http import TimedHttp, TimedHttpOfArtifacts
 

@@ -140,9 +140,7 @@ class TestTokens:
         with pytest.raises(NotAllowedError):
             accounts.create_token(name, "read", None)
 
-    def test_a_service_for_others_starts_once_somebody_may_enter(
-        self, settings, record, accounts
-    ):
+    def test_a_service_for_others_starts_once_somebody_may_enter(self, settings, record, accounts):
         own = settings.model_copy(update={"host": "0.0.0.0", "database_url": record.url})
         with pytest.raises(StartError, match="eigensweep token create"):
             _require_a_token(own)
@@ -294,9 +292,7 @@ class TestQuotas:
         with ThreadPoolExecutor(8) as pool:
             assert sum(pool.map(post_one, range(8))) == 3
 
-    def test_an_ended_one_frees_its_place_a_second_post_takes_none(
-        self, of, accounts, spec
-    ):
+    def test_an_ended_one_frees_its_place_a_second_post_takes_none(self, of, accounts, spec):
         anna = of("anna")
         accounts.change_quotas("anna", Quotas(max_experiments=1))
         here = post(anna, spec(), **{"Idempotency-Key": "k"})
@@ -552,9 +548,7 @@ class TestProxy:
             ({"proxy_addresses": "everybody"}, "everybody"),
         ],
     )
-    def test_settings_that_let_anybody_in_are_refused_at_start(
-        self, tmp_path, changes, words
-    ):
+    def test_settings_that_let_anybody_in_are_refused_at_start(self, tmp_path, changes, words):
         with pytest.raises(ValidationError, match=words):
             Settings(home=tmp_path, **changes)
 
@@ -603,9 +597,7 @@ class TestCommands:
         server.should_exit = True
         thread.join()
 
-    def test_who_owns_the_database_makes_the_first_token(
-        self, run, make, accounts
-    ):
+    def test_who_owns_the_database_makes_the_first_token(self, run, make, accounts):
         made = run(*["token", "create", "--user", "anna", "--scope", "admin", "--expires", "30d"])
         assert made.exit_code == 0, made.output
         token = made.stdout.strip()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from links import run_id_of
+from helpers.links import run_id_of
+from helpers.waiting import wait_until
 from mlflow import MlflowClient
-from waiting import wait_until
 
 SPEC: dict[str, Any] = {
     "name": "one",

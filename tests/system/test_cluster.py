@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from development_cluster import find_programs
-from waiting import PATIENCE, wait_until
+from helpers.waiting import PATIENCE, wait_until
 
 from eigensweep.service.client import Client, Experiment
 from eigensweep.service.process import guard

@@ -23,11 +23,11 @@ from typing import Any
 
 import psutil
 import pytest
-from composition import ROOT, WORKER, Composition, make_composition
-from grids import CHECKPOINT_SECONDS, EVALUATE, Grid
-from recordings import voices
-from recoveries import Recoveries, Recovery, check_recovery, count_loss
-from waiting import wait_until
+from helpers.composition import ROOT, WORKER, Composition, make_composition
+from helpers.grids import CHECKPOINT_SECONDS, EVALUATE, Grid
+from helpers.recordings import voices
+from helpers.recoveries import Recoveries, Recovery, check_recovery, count_loss
+from helpers.waiting import wait_until
 
 from eigensweep.tasks.speech_corpora import MANIFEST
 from eigensweep.workers.shared.states import ENDED

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from waiting import wait_until
+from helpers.waiting import wait_until
 
 from eigensweep.service.record.accounts import Accounts
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from grids import Grid
-from recoveries import check_recovery
-from waiting import wait_until
+from helpers.grids import Grid
+from helpers.recoveries import check_recovery
+from helpers.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

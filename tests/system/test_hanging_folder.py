@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from grids import Grid
-from waiting import wait_until
+from helpers.grids import Grid
+from helpers.waiting import wait_until
 
 HANGING = Path(__file__).parents[1] / "plugins/hanging"
 GRID = Grid(trials=2, steps=300)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from waiting import PATIENCE
+from helpers.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,9 +7,9 @@ from http import HTTPStatus
 from typing import Any
 
 import pytest
-from grids import Grid
+from helpers.grids import Grid
+from helpers.waiting import wait_until
 from mlflow import MlflowClient
-from waiting import wait_until
 
 GRID = Grid(trials=3, steps=50, seconds=0.02)
 EXTENDED = Grid(trials=4, steps=100, seconds=0.02)

@@ -7,7 +7,7 @@ from math import log
 import numpy as np
 import pytest
 import torch
-from small_files import cifar_images, python2_pickle
+from helpers.small_files import cifar_images, python2_pickle
 
 from eigensweep.tasks import cifar
 from eigensweep.tasks.cifar import read_binary, read_images, read_pickle

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from no_host import NoHost
+from helpers.no_host import NoHost
 
 from eigensweep.tasks import TASKS, streams
 from eigensweep.tasks.adding import Adding, AddingConfig

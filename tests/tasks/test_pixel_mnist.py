@@ -70,9 +70,7 @@ class TestBatches:
     """On a few images of noise, so that it runs everywhere."""
 
     @pytest.mark.parametrize("permutation", ["none", 92916, 1234])
-    def test_each_step_shows_the_ordered_pixel_over_255(
-        self, small_corpora, permutation
-    ):
+    def test_each_step_shows_the_ordered_pixel_over_255(self, small_corpora, permutation):
         config = PixelMnistConfig(permutation=permutation, order="fixed", batch_size=3)
         batch = PixelMnist(config, small_corpora).train_batch(1, seed=0)
         assert batch.x.shape == (784, 3, 1)
@@ -92,9 +90,7 @@ class TestBatches:
             for row in task.train_batch(step, seed).x[:, :, 0].T
         ]
 
-    def test_each_image_comes_once_an_epoch_in_its_seeds_order(
-        self, small_corpora
-    ):
+    def test_each_image_comes_once_an_epoch_in_its_seeds_order(self, small_corpora):
         task = PixelMnist(PixelMnistConfig(batch_size=8), small_corpora)
         assert task.config.steps_per_epoch == 5
         orders = [

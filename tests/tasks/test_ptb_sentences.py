@@ -31,9 +31,7 @@ class TestSentences:
         return [(line[:-1], line[1:]) for line in lines]
 
     @pytest.mark.parametrize("epoch", [0, 1])
-    def test_each_line_comes_once_an_epoch_from_space_to_letter(
-        self, task, epoch
-    ):
+    def test_each_line_comes_once_an_epoch_from_space_to_letter(self, task, epoch):
         steps = task.config.steps_per_epoch
         batches = [task.train_batch(epoch * steps + step, seed=3) for step in range(steps)]
         assert [b.x.shape[1] for b in batches].count(5) == steps - 1  # 12 lines: 5, 5 and 2
@@ -57,9 +55,7 @@ class TestSentences:
         ]
         assert all(one != other for i, one in enumerate(passes) for other in passes[:i])
 
-    def test_what_is_said_on_padding_changes_no_loss_or_score(
-        self, task
-    ):
+    def test_what_is_said_on_padding_changes_no_loss_or_score(self, task):
         batch = task.train_batch(0, 0)
         assert not batch.mask.all()
         logits = torch.randn(*batch.x.shape, 49, generator=torch.Generator().manual_seed(0))

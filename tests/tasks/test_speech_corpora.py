@@ -4,7 +4,7 @@ import hashlib
 
 import numpy as np
 import pytest
-from recordings import put_folder, riff, sphere, triangle, voices
+from helpers.recordings import put_folder, riff, sphere, triangle, voices
 
 from eigensweep.tasks import speech_corpora
 from eigensweep.tasks.corpus import CorpusMismatchError, CorpusMissingError

@@ -4,7 +4,7 @@ import struct
 
 import numpy as np
 import pytest
-from recordings import riff, sphere, triangle
+from helpers.recordings import riff, sphere, triangle
 
 from eigensweep.tasks.speech_files import at_half_rate, read_recording
 

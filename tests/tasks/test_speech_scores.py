@@ -5,7 +5,7 @@ from math import exp, log10
 
 import numpy as np
 import pytest
-from recordings import triangle
+from helpers.recordings import triangle
 
 from eigensweep.tasks import speech_scores
 from eigensweep.tasks.active_speech import (

@@ -63,9 +63,7 @@ def test_a_file_system_that_gives_no_lock_is_nobodys_fault(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("own_disk", [True, False])
-def test_a_commit_syncs_three_files_and_an_unordered_folder(
-    tmp_path, monkeypatch, own_disk
-):
+def test_a_commit_syncs_three_files_and_an_unordered_folder(tmp_path, monkeypatch, own_disk):
     monkeypatch.setattr(durable_files, "has_own_disk", lambda folder: own_disk)
     acts, fsync, rename, link = [], os.fsync, os.replace, os.link
 

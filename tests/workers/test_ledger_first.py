@@ -38,9 +38,7 @@ def make_bench(folder: Path, method: str) -> Bench:
 
 @pytest.mark.parametrize("method", SEARCHES)
 class TestBetweenLedgerAndOptuna:
-    def test_a_new_trial_is_in_the_ledger_before_optuna_hears(
-        self, tmp_path, monkeypatch, method
-    ):
+    def test_a_new_trial_is_in_the_ledger_before_optuna_hears(self, tmp_path, monkeypatch, method):
         b = make_bench(tmp_path, method)
         kill_at(monkeypatch, b.study, "add")
         with pytest.raises(DriverKilledError):

@@ -74,9 +74,7 @@ class TestSequences:
             ("qmc", {"model.negative_fraction": [0, 0.5]}, 9),
         ],
     )
-    def test_a_driver_that_starts_anew_walks_the_same_points(
-        self, tmp_path, method, space, trials
-    ):
+    def test_a_driver_that_starts_anew_walks_the_same_points(self, tmp_path, method, space, trials):
         (tmp_path / "other").mkdir()
         limits = {"trials": trials}
         through = bench(tmp_path / "other", method, space, trials, limits=limits).run()

@@ -251,9 +251,7 @@ class TestNewDrivers:
         told, expected = (each.bench.ledger.load() for each in (stage, undisturbed))
         assert [(e.state, e.reports) for e in told] == [(e.state, e.reports) for e in expected]
 
-    def test_a_decision_is_made_again_only_if_the_ledger_missed_it(
-        self, tmp_path
-    ):
+    def test_a_decision_is_made_again_only_if_the_ledger_missed_it(self, tmp_path):
         stage = Stage(population(tmp_path))
         stage.round()
         lost = stage.bench.sweep._round.decide(list(stage.bench.sweep.entries.values()))

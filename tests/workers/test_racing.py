@@ -338,9 +338,7 @@ class TestSweep:
         assert [(e.state, e.result, e.config) for e in broken.ledger.load()] == whole
 
     @pytest.mark.parametrize("at", range(9, 30, 4))
-    def test_wherever_its_driver_dies_a_race_of_arms_ends_the_same(
-        self, tmp_path, at, monkeypatch
-    ):
+    def test_wherever_its_driver_dies_a_race_of_arms_ends_the_same(self, tmp_path, at, monkeypatch):
         content = race_spec(
             search={"space": {}},
             arms=[

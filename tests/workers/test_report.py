@@ -81,9 +81,7 @@ def test_the_program_that_draws_does_not_wait_for_pytorch():
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
-def test_no_axis_has_too_many_labels_and_each_is_in_its_place(
-    tmp_path, monkeypatch
-):
+def test_no_axis_has_too_many_labels_and_each_is_in_its_place(tmp_path, monkeypatch):
     from matplotlib import pyplot
 
     names = [f"value-{n}" for n in range(300)]

@@ -85,9 +85,7 @@ class TestEveryConfigurationOnce:
         assert b.ends()
 
     @pytest.mark.parametrize("method", ["random", "tpe"])
-    def test_a_sampler_that_repeats_still_visits_a_finite_space(
-        self, tmp_path, method
-    ):
+    def test_a_sampler_that_repeats_still_visits_a_finite_space(self, tmp_path, method):
         b = bench(tmp_path, {"method": method, "space": CHOICES, "trials": 48})
         points = b.run(lambda params: params["optimizer.lr"] + params["model.hidden_size"])
         assert len({tuple(p.items()) for p in points}) == len(points) == 48
@@ -712,9 +710,7 @@ class TestResults:
             b.sweep.end(number, outcome, Result(value=value, step=20))
         assert b.sweep.best().number == best
 
-    def test_a_begun_trial_goes_on_although_its_result_stands(
-        self, tmp_path
-    ):
+    def test_a_begun_trial_goes_on_although_its_result_stands(self, tmp_path):
         b = bench(tmp_path, {"method": "grid", "space": {"optimizer.lr": [1e-2]}})
         name = b.ask().entry.config_hash
         b.sweep.begin(0, 1)
@@ -862,9 +858,7 @@ class TestWhereATrialRuns:
 
 
 @pytest.mark.parametrize(("scheduler", "go_on"), [("none", True), ("asha", False)])
-def test_seeds_go_on_beside_a_diverged_one_without_a_scheduler(
-    tmp_path, scheduler, go_on
-):
+def test_seeds_go_on_beside_a_diverged_one_without_a_scheduler(tmp_path, scheduler, go_on):
     content = spec({"method": "grid", "space": {}}, scheduler={"name": scheduler})
     order = Bench(tmp_path, content).next_order()
     assert order.seeds_go_on is go_on

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from engines import Clock
+from helpers.waiting import wait_until
 from orders import make_order
 from ray.tune.experiment import Trial
 from sweeps import Bench, spec
-from waiting import wait_until
 
 from eigensweep.workers.driver.searcher import LIVE, Recorder
 from eigensweep.workers.driver.stalls import Stall, StallWatch, read_progress

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import s3
-from waiting import wait_until
+from helpers import s3
+from helpers.waiting import wait_until
 
 
 @pytest.mark.slow
