@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 
 from optuna.distributions import distribution_to_json
 
-from eigensweep.direction import Better
+from eigensweep.results.racing import find_race
+from eigensweep.results.ranking import RANKED, find_best, rank
 from eigensweep.search_spaces.labels import (
     describe_settings,
     format_share,
@@ -31,9 +32,7 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.study import DIRECTIONS, make_distribution
 from eigensweep.workers.shared.ledger import TrialEntry
 from eigensweep.workers.shared.messages import Json, Result
-from eigensweep.workers.shared.racing import find_race
-from eigensweep.workers.shared.results import rank
-from eigensweep.workers.shared.states import RANKED, ExperimentEnd
+from eigensweep.workers.shared.states import ExperimentEnd
 
 if TYPE_CHECKING:
     from eigensweep.workers.driver.plots import Order
@@ -46,7 +45,7 @@ PLOTS = "eigensweep.workers.driver.plots"
 DRAWING_SECONDS = 300.0
 """How long that program may take."""
 
-LAST = (1, 0.0)
+LAST = (1, 0.0, 0)
 """Place of an arm without a ranked trial: after all others."""
 
 COLUMNS = ("arm", "best settings", "n", "mean", "sd", "95% interval", "of the baseline", "trials")
@@ -159,14 +158,18 @@ def _draw(folder: Path, order: str) -> None:
 def make_report(spec: ExperimentSpec, entries: Iterable[TrialEntry], state: ExperimentEnd) -> Json:
     """Return the best trial of each arm with mean, n, spread and interval, best arm first."""
     metric = spec.objective_metric
-    arms = {arm: _Arm(arm) for arm in spec.space().arms}
+    states: dict[str, Counter[str]] = {arm: Counter() for arm in spec.space().arms}
+    best: dict[str, TrialEntry] = {}
     racers = []
     for entry in entries:
-        arms[entry.arm].add(entry, metric.better)
+        states[entry.arm][entry.state] += 1
+        leader = find_best(filter(None, (best.get(entry.arm), entry)), metric.better)
+        if leader is not None:
+            best[entry.arm] = leader
         if spec.racing is not None:
             racers.append(entry)
-    rows = [arm.describe() for arm in arms.values()]
-    rows.sort(key=lambda row: row["rank"] or LAST)
+    keys = {arm: rank(trial, metric.better) for arm, trial in best.items()}
+    order = sorted(states, key=lambda arm: (keys.get(arm) or LAST)[:2])
     race = find_race(spec, racers)
     return {
         "name": spec.name,
@@ -175,53 +178,29 @@ def make_report(spec: ExperimentSpec, entries: Iterable[TrialEntry], state: Expe
         "baseline": spec.baseline,
         "race": race and race.words,
         "arms": [
-            row | {"rank": place, "baseline_ratio": _ratio(row["value"], spec.baseline)}
-            for place, row in enumerate(rows, 1)
+            _describe_arm(arm, states[arm], best.get(arm), place, spec.baseline)
+            for place, arm in enumerate(order, 1)
         ],
     }
 
 
-class _Arm:
-    """Counts the trials of an arm, and keeps the best of them."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._states: Counter[str] = Counter()
-        self._best: tuple[tuple[int, float], TrialEntry, Result] | None = None
-
-    def add(self, trial: TrialEntry, better: Better) -> None:
-        self._states[trial.state] += 1
-        if trial.state not in RANKED or trial.result is None:
-            return
-        key = rank(trial.result, better)
-        if key is not None and (self._best is None or key < self._best[0]):
-            self._best = key, trial, trial.result
-
-    def describe(self) -> Json:
-        row: Json = {
-            "arm": self._name,
-            "trials": dict(self._states),
-            "best_trial": None,
-            "params": {},
-            "value": None,
-            "statistics": {},
-            "test": {},
-            "rank": None,
-        }
-        if self._best is None:
-            return row
-        key, best, result = self._best
-        found = {"rank": key, "best_trial": best.number, "params": best.params}
-        if best.lineage:
-            found["lineage"] = [taken.to_dict() for taken in best.lineage]
-        scores = {"value": result.value, "statistics": _statistics(result), "test": result.test}
-        return row | found | scores
-
-
-def _statistics(result: Result) -> Json:
-    if not result.by_replicate:
-        return {}
-    return {name: summary.to_dict() for name, summary in result.statistics.items()}
+def _describe_arm(
+    arm: str, states: Counter[str], best: TrialEntry | None, place: int, baseline: float | None
+) -> Json:
+    result = Result() if best is None or best.result is None else best.result
+    lineage = [] if best is None else [taken.to_dict() for taken in best.lineage]
+    return {
+        "arm": arm,
+        "trials": dict(states),
+        "best_trial": None if best is None else best.number,
+        "params": {} if best is None else best.params,
+        "value": result.value,
+        "statistics": {name: found.to_dict() for name, found in result.statistics.items()},
+        "test": result.test,
+        "rank": place,
+        **({"lineage": lineage} if lineage else {}),
+        "baseline_ratio": _ratio(result.value, baseline),
+    }
 
 
 def _ratio(value: float | None, baseline: float | None) -> float | None:
