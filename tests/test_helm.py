@@ -1,6 +1,7 @@
 """deploy/helm: what Helm makes of the chart fits Kubernetes' schemas, Compose and the code.
 
-The tests read what Helm made before (tests/helpers/charts.py). Where `helm` is on PATH, they compare.
+The tests read what Helm made before (tests/helpers/charts.py). Where `helm` is on PATH, they
+compare.
 """
 
 from __future__ import annotations
@@ -117,7 +118,9 @@ COMPOSE_PORTS = dict(
 
 class TestWhatHelmMakes:
     def test_it_was_made_from_this_chart(self, case: str) -> None:
-        assert kept(case)[0] == digest(case), "run `python tests/helpers/charts.py` where helm is installed"
+        assert kept(case)[0] == digest(case), (
+            "run `python tests/helpers/charts.py` where helm is installed"
+        )
 
     @WITH_HELM
     def test_it_is_what_helm_makes_now(self, case: str, objects: list[dict[str, Any]]) -> None:
