@@ -4,7 +4,7 @@ The sign of progress is what a trial commits: at least every `checkpoint_seconds
 steps. The driver reads that from the store, so a process that hangs in native code, or that nobody
 can reach, is found as well as one that waits for ever. Trials in the lanes of an engine are not
 looked at here, because they may wait for a lane for long: the engine's own process looks after them
-([workers/engine/actor.py](../engine/actor.py)).
+([workers/lanes/actor.py](../lanes/actor.py)).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Of each trial's process two parts take time: Ray starts it, and something loads PyTorch. Ray keeps a
 few thin processes ready if it is asked to, and the process that all of a node are forked from
-(`engine/fork_server.py`) has loaded PyTorch. Both are done here for the driver's own node.
+(`processes/fork_server.py`) has loaded PyTorch. Both are done here for the driver's own node.
 
 A process that had a task or an actor of Ray's is never given to a trial.
 """
@@ -23,7 +23,7 @@ from ray._private.grpc_utils import init_grpc_channel
 from ray._private.utils import get_runtime_env_info
 from ray.runtime_env import RuntimeEnv
 
-from eigensweep.workers.engine.forked import keep_server
+from eigensweep.workers.processes.forked import keep_server
 from eigensweep.workers.shared.code import own_code
 from eigensweep.workers.shared.messages import Json
 
