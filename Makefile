@@ -35,8 +35,8 @@ serve: setup  ## run the service until Ctrl-C
 # lower priority and take what is left of the machine.
 WITH_RAY := tests/system tests/workers/test_driver.py tests/workers/test_population_driver.py \
   tests/workers/test_shared_engines.py tests/workers/test_zygote.py tests/service/test_serve.py
-# Many of the others wait, too: for servers, browsers and other processes. So one more than processors.
-AT_ONCE := $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 1)))
+# Many of the others wait, too: for servers, browsers and other processes. So two more than processors.
+AT_ONCE := $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 2)))
 QUICK := -m "not slow and not gpu"
 TIDY := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 

@@ -18,7 +18,7 @@ from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.settings import Settings
 from eigensweep.workers.cluster.drivers import DRIVER_BYTES
 from eigensweep.workers.cluster.nodes import GONE_SECONDS, read_nodes
-from eigensweep.workers.shared.fair_shares import Want
+from eigensweep.workers.shared.fair_shares import Demand
 
 
 @pytest.fixture
@@ -53,19 +53,19 @@ def test_it_says_who_uses_which_node_and_which_lanes(client, ledger, record):
         "memory_bytes": DRIVER_BYTES,
         "kept_bytes": 4 * DRIVER_BYTES,
     }
-    ledger.ask_for(Want(3, {"CPU": 0.25}, driver_bytes=352 * 10**6))
+    ledger.record_demand(Demand(3, {"CPU": 0.25}, driver_bytes=352 * 10**6))
     assert client.get("/v1/cluster").json()["drivers"]["memory_bytes"] == 352 * 10**6
     assert "Drivers: 1 of at most 2" in client.get("/cluster").text
 
 
 def test_each_driver_says_what_it_holds(client, ledger, record, spec):
     ids = [ledger.experiment_id]
-    ledger.ask_for(Want(3, driver_bytes=52 * 10**6, driver_pid=7))
+    ledger.record_demand(Demand(3, driver_bytes=52 * 10**6, driver_pid=7))
     for number in range(2):
         ids.append(client.post("/v1/experiments", json=spec(name=str(number))).json()["id"])
         claim = record.claim(ids[-1])
         own = RecordLedger(record.url, ids[-1], claim.generation)
-        own.ask_for(Want(1, driver_bytes=(50 - number) * 10**6, driver_pid=8 + number))
+        own.record_demand(Demand(1, driver_bytes=(50 - number) * 10**6, driver_pid=8 + number))
     found = client.get("/v1/cluster").json()["drivers"]
     held = {each["pid"]: (each["memory_bytes"], each["experiments"]) for each in found["processes"]}
     assert held == {
@@ -105,7 +105,7 @@ def test_what_waits_says_why(client, ledger, spec, dispatcher):
     client.post(f"/v1/experiments/{queued}/pause")
     (wait,) = client.get("/v1/cluster").json()["waiting"]
     assert wait["why"] == "paused; `eigensweep resume` lets it go on"
-    ledger.enter("waiting_for_room")
+    ledger.record_phase("waiting_for_room")
     states = {w["state"]: w["why"] for w in client.get("/v1/cluster").json()["waiting"]}
     assert states["waiting_for_room"] == "no node has room for one of its trials now"
 

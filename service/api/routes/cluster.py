@@ -16,7 +16,7 @@ from eigensweep.service.record.activity import Use, read_activity
 from eigensweep.service.record.tables import Experiment
 from eigensweep.workers.cluster.drivers import DRIVER_BYTES
 from eigensweep.workers.cluster.nodes import Node
-from eigensweep.workers.shared.fair_shares import Want
+from eigensweep.workers.shared.fair_shares import Demand
 from eigensweep.workers.shared.states import DRIVEN, ExperimentState
 
 router = APIRouter(tags=["cluster"], route_class=DescribedRoute)
@@ -211,9 +211,9 @@ def _describe_drivers(service: Service, driven: Sequence[Experiment]) -> Drivers
 
 
 def _describe_driver(row: Experiment) -> DriverNow:
-    want = Want.from_dict(row.wants or {"trials": 0})
-    memory = want.driver_bytes or DRIVER_BYTES
-    return DriverNow(pid=want.driver_pid or None, memory_bytes=memory, experiments=[row.id])
+    demand = Demand.from_dict(row.wants or {"trials": 0})
+    memory = demand.driver_bytes or DRIVER_BYTES
+    return DriverNow(pid=demand.driver_pid or None, memory_bytes=memory, experiments=[row.id])
 
 
 def _describe_node(node: Node) -> NodeNow:
