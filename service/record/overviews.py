@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import Row, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
+from eigensweep.results.importance import Scored
 from eigensweep.results.ranking import RANKED, UNRANKED
 from eigensweep.results.tuning import Try
 from eigensweep.service.record import database
@@ -193,7 +194,7 @@ def list_tries(queries: Queries, id: str, arm: str | None) -> list[Try]:
     return database.read(queries.url, work)
 
 
-def list_finished(queries: Queries, id: str) -> dict[str, list[tuple[Params, float]]]:
+def list_finished(queries: Queries, id: str) -> dict[str, list[Scored]]:
     """Return point and value of each ranked trial, by arm, in the order of their numbers.
 
     Trials with a lineage are left out: their value is not that of one point.
@@ -204,11 +205,11 @@ def list_finished(queries: Queries, id: str) -> dict[str, list[tuple[Params, flo
         .order_by(Trial.number)
     )
 
-    def work(session: Session) -> dict[str, list[tuple[Params, float]]]:
-        found: dict[str, list[tuple[Params, float]]] = {}
+    def work(session: Session) -> dict[str, list[Scored]]:
+        found: dict[str, list[Scored]] = {}
         for arm, params, value in session.execute(chosen):
             if value is not None:
-                found.setdefault(arm, []).append((params, value))
+                found.setdefault(arm, []).append(Scored(params, value))
         return found
 
     return database.read(queries.url, work)
