@@ -31,13 +31,13 @@ def named_in_the_code() -> set[str]:
     return found - OF_TESTS
 
 
-def test_the_list_has_every_setting_and_all_that_the_code_names_and_nothing_else() -> None:
+def test_the_list_has_every_setting_the_code_names_and_no_more() -> None:
     settings = {PREFIX + name.upper() for name in Settings.model_fields}
 
     assert settings | named_in_the_code() == KNOWN, "change the list in eigensweep/variables.py"
 
 
-def test_a_slip_of_the_pen_is_told_with_the_nearest_name_and_without_its_value(
+def test_a_slip_is_told_with_the_nearest_name_and_no_value(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     environment = {"EIGENSWEEP_TOKN": SECRET, "EIGENSWEEP_HOME": "/x", "eigensweep_port": "1"}
@@ -56,6 +56,7 @@ def test_a_name_that_resembles_none_is_told_without_a_guess() -> None:
     assert find_unknown(["EIGENSWEEP_QQQQQQ"]) == {"EIGENSWEEP_QQQQQQ": None}
 
 
+@pytest.mark.ray
 def test_serve_names_unknown_variables_at_its_start(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.write_text("a file in the place of the folder, so that the service ends at once")

@@ -112,11 +112,8 @@ def digest_token(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-class Accounts:
+class Accounts(database.AtDatabase):
     """Users and tokens in the record at a database URL."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
 
     @database.transaction
     def create_user(self, session: Session, name: str, quotas: Quotas | None = None) -> UserNow:
@@ -134,15 +131,10 @@ class Accounts:
         _set_quotas(user, quotas or Quotas())
         return _describe_user(user)
 
-    def list_users(self) -> list[UserNow]:
+    @database.reading
+    def list_users(self, session: Session) -> list[UserNow]:
         """Return all users by name, those who were removed among them."""
-
-        def work(session: Session) -> list[UserNow]:
-            return [
-                _describe_user(each) for each in session.scalars(select(User).order_by(User.name))
-            ]
-
-        return database.read(self.url, work)
+        return [_describe_user(each) for each in session.scalars(select(User).order_by(User.name))]
 
     def read_quotas(self, name: str) -> Quotas:
         """Return the quotas of a user; one who is not known has none."""
@@ -178,7 +170,10 @@ class Accounts:
         removed = select(User.removed_at).where(User.name == name)
         return database.read(self.url, lambda s: s.scalars(removed).first()) is not None
 
-    def create_token(self, user_name: str, scope: ScopeName, seconds: float | None) -> NewToken:
+    @database.transaction
+    def create_token(
+        self, session: Session, user_name: str, scope: ScopeName, seconds: float | None
+    ) -> NewToken:
         """Make a token that holds for so many seconds (None: for ever), and its user if need be.
 
         Raises:
@@ -194,19 +189,15 @@ class Accounts:
             created_at=now,
             expires_at=None if seconds is None else now + seconds,
         )
-
-        def work(session: Session) -> NewToken:
-            user = session.get(User, user_name) or _make_user(session, user_name)
-            if user.removed_at is not None:
-                raise ConflictError(
-                    f"user '{user_name}' was removed; "
-                    f"`eigensweep user create {user_name}` brings the user back"
-                )
-            session.flush()
-            session.merge(token)
-            return NewToken(**dict(_describe_token(token)), token=secret)
-
-        return database.write(self.url, work)
+        user = session.get(User, user_name) or _make_user(session, user_name)
+        if user.removed_at is not None:
+            raise ConflictError(
+                f"user '{user_name}' was removed; "
+                f"`eigensweep user create {user_name}` brings the user back"
+            )
+        session.flush()
+        session.merge(token)
+        return NewToken(**dict(_describe_token(token)), token=secret)
 
     def list_tokens(self, user_name: str | None = None) -> list[TokenNow]:
         """Return the tokens of all users or of one, the newest first."""
@@ -248,15 +239,13 @@ class Accounts:
         """Return what the token of an id gives, None if there is none."""
         return self._find_grant(Token.id == id)
 
-    def _find_grant(self, condition: ColumnElement[bool]) -> Grant | None:
-        def work(session: Session) -> Grant | None:
-            token = session.scalars(select(Token).where(condition)).first()
-            if token is None:
-                return None
-            scope = _describe_token(token).scope
-            return Grant(token.id, token.user_name, scope, token.digest, _find_problem(token))
-
-        return database.read(self.url, work)
+    @database.reading
+    def _find_grant(self, session: Session, condition: ColumnElement[bool]) -> Grant | None:
+        token = session.scalars(select(Token).where(condition)).first()
+        if token is None:
+            return None
+        scope = _describe_token(token).scope
+        return Grant(token.id, token.user_name, scope, token.digest, _find_problem(token))
 
 
 _ANY_TOKEN: Final = select(Token.id).limit(1)

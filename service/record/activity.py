@@ -6,6 +6,7 @@ Runs in the service's process.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session, defer
@@ -49,43 +50,43 @@ def read_activity(url: str, uses: int, waiting: int) -> Activity:
 
     Of these all that are driven, and at most `waiting` of the others.
     """
+    return database.read(url, partial(_read_activity, uses, waiting))
 
-    def work(session: Session) -> Activity:
-        training = (
-            select(Trial, Attempt, Experiment)
-            .join(Experiment, Experiment.id == Trial.experiment_id)
-            .outerjoin(
-                Attempt,
-                (Attempt.experiment_id == Trial.experiment_id)
-                & (Attempt.number == Trial.number)
-                & (Attempt.attempt == Trial.attempt),
-            )
-            .where(Trial.state == "running")
-            .options(
-                defer(Trial.config, raiseload=True),
-                defer(Trial.result, raiseload=True),
-                defer(Experiment.spec, raiseload=True),
-            )
-            .order_by(Trial.experiment_id, Trial.number)
-            .limit(uses)
-        )
-        running = select(func.count()).select_from(Trial).where(Trial.state == "running")
-        heads = (
-            select(Experiment)
-            .options(defer(Experiment.spec, raiseload=True))
-            .order_by(Experiment.priority.desc(), Experiment.created_at, Experiment.id)
-        )
-        others = Experiment.state.in_(WAITING)
-        rows = [
-            *session.scalars(heads.where(Experiment.state.in_(DRIVEN))),
-            *session.scalars(heads.where(others).limit(waiting)),
-        ]
-        counts = count_states(session, [row.id for row in rows])
-        return Activity(
-            [Use(*row) for row in session.execute(training)],
-            session.scalars(running).one(),
-            [(r, c.trials if (c := counts[r.id].get("waiting")) else 0) for r in rows],
-            session.scalars(select(func.count()).select_from(Experiment).where(others)).one(),
-        )
 
-    return database.read(url, work)
+def _read_activity(uses: int, waiting: int, session: Session) -> Activity:
+    training = (
+        select(Trial, Attempt, Experiment)
+        .join(Experiment, Experiment.id == Trial.experiment_id)
+        .outerjoin(
+            Attempt,
+            (Attempt.experiment_id == Trial.experiment_id)
+            & (Attempt.number == Trial.number)
+            & (Attempt.attempt == Trial.attempt),
+        )
+        .where(Trial.state == "running")
+        .options(
+            defer(Trial.config, raiseload=True),
+            defer(Trial.result, raiseload=True),
+            defer(Experiment.spec, raiseload=True),
+        )
+        .order_by(Trial.experiment_id, Trial.number)
+        .limit(uses)
+    )
+    running = select(func.count()).select_from(Trial).where(Trial.state == "running")
+    heads = (
+        select(Experiment)
+        .options(defer(Experiment.spec, raiseload=True))
+        .order_by(Experiment.priority.desc(), Experiment.created_at, Experiment.id)
+    )
+    others = Experiment.state.in_(WAITING)
+    rows = [
+        *session.scalars(heads.where(Experiment.state.in_(DRIVEN))),
+        *session.scalars(heads.where(others).limit(waiting)),
+    ]
+    counts = count_states(session, [row.id for row in rows])
+    return Activity(
+        [Use(*row) for row in session.execute(training)],
+        session.scalars(running).one(),
+        [(r, c.trials if (c := counts[r.id].get("waiting")) else 0) for r in rows],
+        session.scalars(select(func.count()).select_from(Experiment).where(others)).one(),
+    )

@@ -121,7 +121,7 @@ def move_experiment(
     emit(session, experiment, f"experiment.{kind}", **data)
 
 
-def tell(session: Rows, experiment: Experiment, notices: Sequence[Notice]) -> None:
+def record_notices(session: Rows, experiment: Experiment, notices: Sequence[Notice]) -> None:
     """Replace the notices of an experiment, with an event if they are others than before."""
     told = [notice.to_dict() for notice in notices] or None
     if told != experiment.notices:

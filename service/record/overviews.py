@@ -15,7 +15,13 @@ from eigensweep.results.importance import Scored
 from eigensweep.results.ranking import RANKED, UNRANKED
 from eigensweep.results.tuning import Try
 from eigensweep.service.record import database
-from eigensweep.service.record.queries import READ_AT_ONCE, TRIAL_SORTS, Queries
+from eigensweep.service.record.queries import (
+    READ_AT_ONCE,
+    TRIAL_SORTS,
+    Queries,
+    get_experiment,
+    require_experiment,
+)
 from eigensweep.service.record.tables import Experiment, Report, Trial
 from eigensweep.workers.shared.messages import Json, Params, Result
 from eigensweep.workers.shared.states import OUTCOMES
@@ -50,68 +56,62 @@ class RacerRecord:
     error: str | None
 
 
-def list_arms(queries: Queries, id: str) -> tuple[Experiment, list[ArmRecord]]:
+@database.reading
+def list_arms(queries: Queries, session: Session, id: str) -> tuple[Experiment, list[ArmRecord]]:
     """Return an experiment and its arms, in the order of their first trials.
 
     Raises:
         ExperimentNotFoundError: if there is none of this id.
     """
-    experiment = queries.row(id)
+    experiment = get_experiment(session, id)
     counted = (
         select(Trial.arm, Trial.state, func.count(), func.min(Trial.number))
         .where(Trial.experiment_id == id)
         .group_by(Trial.arm, Trial.state)
     )
-
-    def work(session: Session) -> list[ArmRecord]:
-        arms: dict[str, ArmRecord] = {}
-        for arm, state, trials, _ in sorted(session.execute(counted), key=lambda row: row[3]):
-            arms.setdefault(arm, ArmRecord(arm)).states[state] = trials
-        for trial in _find_leaders(session, id, 1):
-            arms[trial.arm].best = trial
-        return list(arms.values())
-
-    return experiment, database.read(queries.url, work)
+    arms: dict[str, ArmRecord] = {}
+    for arm, state, trials, _ in sorted(session.execute(counted), key=lambda row: row[3]):
+        arms.setdefault(arm, ArmRecord(arm)).states[state] = trials
+    for trial in _find_leaders(session, id, 1):
+        arms[trial.arm].best = trial
+    return experiment, list(arms.values())
 
 
-def list_leaders(queries: Queries, id: str, each: int) -> list[Trial]:
+@database.reading
+def list_leaders(queries: Queries, session: Session, id: str, each: int) -> list[Trial]:
     """Return the best trials of every arm, and of those that train the first ones of every arm.
 
     There are up to `each` of both.
     """
-
-    def work(session: Session) -> list[Trial]:
-        training = select(Trial).where(Trial.experiment_id == id, Trial.state == "running")
-        seen: dict[str, list[Trial]] = {}
-        for trial in session.scalars(training.order_by(Trial.number).limit(50 * each)):
-            seen.setdefault(trial.arm, []).append(trial)
-        return [
-            *_find_leaders(session, id, each),
-            *(trial for trials in seen.values() for trial in trials[:each]),
-        ]
-
-    return database.read(queries.url, work)
+    training = select(Trial).where(Trial.experiment_id == id, Trial.state == "running")
+    seen: dict[str, list[Trial]] = {}
+    for trial in session.scalars(training.order_by(Trial.number).limit(50 * each)):
+        seen.setdefault(trial.arm, []).append(trial)
+    return [
+        *_find_leaders(session, id, each),
+        *(trial for trials in seen.values() for trial in trials[:each]),
+    ]
 
 
-def list_reports(queries: Queries, id: str, numbers: Sequence[int]) -> dict[int, list[Report]]:
+@database.reading
+def list_reports(
+    queries: Queries, session: Session, id: str, numbers: Sequence[int]
+) -> dict[int, list[Report]]:
     """Return the rung reports of some trials, in order of their steps."""
     query = (
         select(Report)
         .where(Report.experiment_id == id, Report.number.in_(numbers))
         .order_by(Report.number, Report.step)
     )
-
-    def work(session: Session) -> dict[int, list[Report]]:
-        found: dict[int, list[Report]] = {number: [] for number in numbers}
-        for report in session.scalars(query):
-            found[report.number].append(report)
-        return found
-
-    return database.read(queries.url, work)
+    found: dict[int, list[Report]] = {number: [] for number in numbers}
+    for report in session.scalars(query):
+        found[report.number].append(report)
+    return found
 
 
+@database.reading
 def list_points(
-    queries: Queries, id: str, most: int
+    queries: Queries, session: Session, id: str, most: int
 ) -> tuple[int, Sequence[Row[int, str, str, float | None, Params]]]:
     """Return how many trials have ended with a value; and number, arm, state, value and params.
 
@@ -126,48 +126,42 @@ def list_points(
         Trial.value.is_not(None),
         Trial.lineage.is_(None),
     )
-
-    def work(session: Session) -> tuple[int, Sequence[Row[int, str, str, float | None, Params]]]:
-        count = session.scalars(select(func.count()).where(*ended)).one()
-        chosen = select(Trial.number, Trial.arm, Trial.state, Trial.value, Trial.params)
-        chosen = chosen.where(*ended).order_by(Trial.number)
-        if count > most:
-            best = select(Trial.number).where(Trial.experiment_id == id, Trial.rank < UNRANKED)
-            best = best.order_by(*BY_VALUE).limit(most // 2)
-            stride = -(-2 * count // most)
-            chosen = chosen.where(or_(Trial.number % stride == 0, Trial.number.in_(best)))
-        return count, session.execute(chosen).all()
-
-    queries.row(id)
-    return database.read(queries.url, work)
+    require_experiment(session, id)
+    count = session.scalars(select(func.count()).where(*ended)).one()
+    chosen = select(Trial.number, Trial.arm, Trial.state, Trial.value, Trial.params)
+    chosen = chosen.where(*ended).order_by(Trial.number)
+    if count > most:
+        best = select(Trial.number).where(Trial.experiment_id == id, Trial.rank < UNRANKED)
+        best = best.order_by(*BY_VALUE).limit(most // 2)
+        stride = -(-2 * count // most)
+        chosen = chosen.where(or_(Trial.number % stride == 0, Trial.number.in_(best)))
+    return count, session.execute(chosen).all()
 
 
-def list_racers(queries: Queries, id: str) -> list[RacerRecord]:
+@database.reading
+def list_racers(queries: Queries, session: Session, id: str) -> list[RacerRecord]:
     """Return the trials that a race is about: those with values, also while they train more seeds.
 
     Those that diverged are among them, as they took time.
     """
     known = or_(Trial.rank < UNRANKED, Trial.state == "diverged")
     chosen = select(Trial).where(Trial.experiment_id == id, known)
-
-    def work(session: Session) -> list[RacerRecord]:
-        return [
-            RacerRecord(
-                number=trial.number,
-                arm=trial.arm,
-                params=trial.params,
-                state=trial.earlier["state"] if trial.earlier else trial.state,
-                replicates=trial.replicates or 1,
-                result=Result.from_dict(trial.result or {}),
-                error=trial.error,
-            )
-            for trial in session.scalars(chosen.order_by(Trial.number))
-        ]
-
-    return database.read(queries.url, work)
+    return [
+        RacerRecord(
+            number=trial.number,
+            arm=trial.arm,
+            params=trial.params,
+            state=trial.earlier["state"] if trial.earlier else trial.state,
+            replicates=trial.replicates or 1,
+            result=Result.from_dict(trial.result or {}),
+            error=trial.error,
+        )
+        for trial in session.scalars(chosen.order_by(Trial.number))
+    ]
 
 
-def list_tries(queries: Queries, id: str, arm: str | None) -> list[Try]:
+@database.reading
+def list_tries(queries: Queries, session: Session, id: str, arm: str | None) -> list[Try]:
     """Return what each trial of an experiment, or of an arm of it, came to and cost.
 
     Those that have not ended are among them. Results are large, so only some are in memory at a
@@ -185,16 +179,14 @@ def list_tries(queries: Queries, id: str, arm: str | None) -> list[Try]:
         test = {name: v for name, v in (found.get("test") or {}).items() if v is not None}
         return test, found.get("seconds") or 0.0
 
-    def work(session: Session) -> list[Try]:
-        return [
-            Try(number, state, value, *read(result), cpu, gpu, is_of_many)
-            for number, state, value, result, cpu, gpu, is_of_many in session.execute(query)
-        ]
-
-    return database.read(queries.url, work)
+    return [
+        Try(number, state, value, *read(result), cpu, gpu, is_of_many)
+        for number, state, value, result, cpu, gpu, is_of_many in session.execute(query)
+    ]
 
 
-def list_finished(queries: Queries, id: str) -> dict[str, list[Scored]]:
+@database.reading
+def list_finished(queries: Queries, session: Session, id: str) -> dict[str, list[Scored]]:
     """Return point and value of each ranked trial, by arm, in the order of their numbers.
 
     Trials with a lineage are left out: their value is not that of one point.
@@ -204,29 +196,22 @@ def list_finished(queries: Queries, id: str) -> dict[str, list[Scored]]:
         .where(Trial.experiment_id == id, Trial.state.in_(RANKED), Trial.lineage.is_(None))
         .order_by(Trial.number)
     )
-
-    def work(session: Session) -> dict[str, list[Scored]]:
-        found: dict[str, list[Scored]] = {}
-        for arm, params, value in session.execute(chosen):
-            if value is not None:
-                found.setdefault(arm, []).append(Scored(params, value))
-        return found
-
-    return database.read(queries.url, work)
+    found: dict[str, list[Scored]] = {}
+    for arm, params, value in session.execute(chosen):
+        if value is not None:
+            found.setdefault(arm, []).append(Scored(params, value))
+    return found
 
 
-def list_lineages(queries: Queries, id: str) -> list[tuple[int, list[Json]]]:
+@database.reading
+def list_lineages(queries: Queries, session: Session, id: str) -> list[tuple[int, list[Json]]]:
     """Return number and lineage of each trial that population-based training has replaced."""
     chosen = (
         select(Trial.number, Trial.lineage)
         .where(Trial.experiment_id == id, Trial.lineage.is_not(None))
         .order_by(Trial.number)
     )
-
-    def work(session: Session) -> list[tuple[int, list[Json]]]:
-        return [(number, lineage or []) for number, lineage in session.execute(chosen)]
-
-    return database.read(queries.url, work)
+    return [(number, lineage or []) for number, lineage in session.execute(chosen)]
 
 
 def _find_leaders(session: Session, id: str, each: int) -> list[Trial]:

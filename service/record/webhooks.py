@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 
 from sqlalchemy.orm import Session
 
@@ -15,15 +16,12 @@ from eigensweep.workers.shared.messages import Json
 
 def make_message(url: str, job: Job) -> Json | None:
     """Return the content of a message; None if its experiment was deleted meanwhile."""
-
-    def work(session: Session) -> Json | None:
-        experiment = session.get(Experiment, job.experiment_id)
-        return None if experiment is None else _describe(session, experiment, job)
-
-    return database.read(url, work)
+    return database.read(url, partial(_describe, job))
 
 
-def _describe(session: Session, experiment: Experiment, job: Job) -> Json:
+def _describe(job: Job, session: Session) -> Json | None:
+    if (experiment := session.get(Experiment, job.experiment_id)) is None:
+        return None
     counts = count_states(session, [experiment.id])[experiment.id]
     trials = {state: count.trials for state, count in sorted(counts.items())}
     error = experiment.error.strip().rsplit("\n", 1)[-1][:300] if experiment.error else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import pickle
 import random
 import re
@@ -24,8 +25,9 @@ from eigensweep.workers.shared import spectrum_files
 from eigensweep.workers.shared.checkpoints import Store, pack
 from eigensweep.workers.shared.copies import copy_out
 from eigensweep.workers.shared.curves import CurvePoint, add_checksum
-from eigensweep.workers.shared.durable_files import StorageError
-from eigensweep.workers.shared.heads import Heads, StaleAttemptError
+from eigensweep.workers.shared.durable_files import DamagedError, StorageError
+from eigensweep.workers.shared.head import StaleAttemptError
+from eigensweep.workers.shared.heads import DAMAGED_HEAD, Heads
 from eigensweep.workers.shared.thinning import thin_out
 
 KEY = "e7/00012/0"
@@ -272,6 +274,39 @@ class TestAnOlderVersion:
         store.kept.write(KEY, 3, "best.pt", b"better")
         assert store.kept.read(KEY, "best.pt") == b"better"
 
+    @pytest.mark.parametrize("torn", [b"", b'{"attempt": 2, "comm', b"null"])
+    @pytest.mark.parametrize("says_attempt", [True, False])
+    def test_whose_head_is_torn_is_gone_on_from_its_files(self, tmp_path, says_attempt, torn):
+        store = self.write(tmp_path, says_attempt=says_attempt)
+        (tmp_path / KEY / "head.json").write_bytes(torn)
+        with pytest.raises(DamagedError, match=r"head\.json is damaged"):
+            store.progress(KEY)
+        told = store.begin(KEY, 3)
+        assert f"{KEY}/head.json is damaged" in told
+        assert "from the checkpoint of step 30" in told
+        assert (store.newest(KEY).step, store.newest(KEY).state["step"]) == (30, 30)
+        assert store.points(KEY) == self.points()
+        assert [c.step for c in store.list_checkpoints(KEY)] == [30, 20]
+        assert store.files.read(f"{KEY}/{DAMAGED_HEAD}") == torn
+        store.commit(KEY, 3, 40, state(40), [point(40)])
+        assert Store(tmp_path).points(KEY) == [*self.points(), point(40)]
+
+    def test_whose_head_is_torn_keeps_out_what_its_files_do_not_show(self, tmp_path):
+        store = self.write(tmp_path, says_attempt=True)
+        folder = tmp_path / KEY
+        (folder / "head.json").write_bytes(b"")
+        with pytest.raises(StaleAttemptError):
+            store.begin(KEY, 1)
+        (folder / "step-000000030-3-2.pt").write_bytes(b"half of it")
+        (folder / "step-000000035-4-1.pt").write_bytes(pack(state(35)))
+        curve = folder / "curve-2.jsonl"
+        curve.write_bytes(curve.read_bytes().replace(b'"step": 30', b'"step": 31'))
+        told = store.begin(KEY, 3)
+        assert "head.json is damaged" in told
+        assert f"the curve in {tmp_path}/{KEY}" in told
+        assert "from the checkpoint of step 20" in told
+        assert store.points(KEY) == self.points()[:5]
+
     def test_is_gone_back_behind_where_its_curve_is_damaged(self, tmp_path):
         store = self.write(tmp_path, says_attempt=True)
         curve = tmp_path / KEY / "curve-2.jsonl"
@@ -394,42 +429,53 @@ def test_a_key_can_adopt_the_snapshot_of_another_and_go_on_from_it(store):
 
 
 WRITER = """
-import sys, torch
-sys.path.insert(0, sys.argv[3])
+import os, sys, torch
+sys.path.insert(0, sys.argv[2])
 from tests_of_the_store import KEY, point, state
 from eigensweep.workers.shared.checkpoints import Store
 
 store = Store(sys.argv[1])
-store.begin(KEY, int(sys.argv[2]))
-snapshot = store.newest(KEY)
-print("begun", flush=True)
-step = snapshot.step if snapshot else 0
-while True:
-    step += 3
-    points = [point(s) for s in range(step - 2, step + 1)]
-    store.commit(KEY, int(sys.argv[2]), step, state(step, size=20_000), points)
+for attempt in map(int, sys.stdin):
+    if child := os.fork():
+        os.waitpid(child, 0)
+        print("ended", flush=True)
+        continue
+    store.begin(KEY, attempt)
+    snapshot = store.newest(KEY)
+    print(os.getpid(), flush=True)
+    step = snapshot.step if snapshot else 0
+    while True:
+        step += 3
+        points = [point(s) for s in range(step - 2, step + 1)]
+        store.commit(KEY, attempt, step, state(step, size=20_000), points)
 """
+"""Commits without end in a process of each attempt; all are forked from one that has PyTorch."""
 
 
 def test_killed_at_random_moments_it_never_loses_or_doubles_a_point(tmp_path):
     (tmp_path / "tests_of_the_store.py").write_text(Path(__file__).read_text())
     moments = random.Random(1)
     store = Store(tmp_path / "store")
+    command, pipe = [sys.executable, "-c", WRITER, Path(store.place), tmp_path], subprocess.PIPE
     reached = 0
-    for attempt in range(1, 4):
-        command = [sys.executable, "-c", WRITER, Path(store.place), str(attempt), tmp_path]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
-            assert writer.stdout.readline() == "begun\n"
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as writer:
+        for attempt in range(1, 4):
+            writer.stdin.write(f"{attempt}\n")
+            writer.stdin.flush()
+            process = int(writer.stdout.readline())
             time.sleep(moments.uniform(0, 0.5))
-            writer.send_signal(signal.SIGKILL)
-        snapshot = store.newest(KEY)
-        if snapshot is None:
-            continue
-        assert snapshot.step >= reached
-        assert snapshot.state["step"] == snapshot.step
-        assert torch.equal(snapshot.state["weights"], torch.full((20_000,), float(snapshot.step)))
-        assert snapshot.points == [point(s) for s in range(1, snapshot.step + 1)]
-        reached = snapshot.step
+            os.kill(process, signal.SIGKILL)
+            assert writer.stdout.readline() == "ended\n"
+            snapshot = store.newest(KEY)
+            if snapshot is None:
+                continue
+            assert snapshot.step >= reached
+            assert snapshot.state["step"] == snapshot.step
+            assert torch.equal(
+                snapshot.state["weights"], torch.full((20_000,), float(snapshot.step))
+            )
+            assert snapshot.points == [point(s) for s in range(1, snapshot.step + 1)]
+            reached = snapshot.step
     assert reached > 0
 
 

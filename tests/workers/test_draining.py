@@ -13,7 +13,7 @@ import pytest
 from engines import Clock
 from experiments import Launched, toys_on_path
 from sweeps import COPYING, Bench, at, spec
-from test_nonces import order_in
+from test_store_markers import order_in
 from waiting import PATIENCE, wait_until
 
 from eigensweep.workers.driver import capacity
@@ -98,6 +98,7 @@ def drain_by_signal(node: subprocess.Popen[bytes], address: str, id: str) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.ray
 @pytest.mark.parametrize("drain", [drain_by_command, drain_by_signal])
 def test_on_a_real_node_that_drains_trials_leave_and_end_elsewhere(tmp_path, drain):
     import ray

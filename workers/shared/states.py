@@ -29,7 +29,8 @@ trials have begun."""
 ExperimentState = Literal[
     "queued", Phase, "pausing", "paused", "cancelling", "deleting", ExperimentEnd
 ]
-"""A queued or paused experiment has no driver; one that is over has one until MLflow has all."""
+"""A queued or paused experiment has no driver; a finished one keeps its driver until delivery to
+MLflow is complete."""
 
 Intent = Literal["run", "pause", "cancel"]
 """What the person wants of an experiment."""
