@@ -20,7 +20,7 @@ from eigensweep.search_spaces.planning import find_seeds
 from eigensweep.service.api.schemas import Answer, Metric, SummaryNow
 from eigensweep.service.record.errors import ConflictError, NotFoundError
 from eigensweep.service.record.queries import Queries
-from eigensweep.service.record.tables import Experiment, Trial
+from eigensweep.service.record.tables import ExperimentRow, TrialRow
 from eigensweep.tasks import TASKS
 from eigensweep.workers.shared.messages import Metrics, ReplicateResult, Result
 from eigensweep.workers.shared.sequential import VerdictSoFar, look, look_back
@@ -168,7 +168,7 @@ class _Found:
     """A trial with what is compared of it."""
 
     side: Side
-    trial: Trial
+    trial: TrialRow
     task: Mapping[str, Any]
     values: dict[Split, dict[int, float]]
     core_hours: float | None
@@ -240,7 +240,7 @@ def is_number(part: str) -> bool:
     return part.isdecimal() and len(part) < LONGEST_NUMBER
 
 
-def check_arm(experiment: Experiment, arm: str | None) -> None:
+def check_arm(experiment: ExperimentRow, arm: str | None) -> None:
     """Refuse an arm that an experiment has not.
 
     Raises:
@@ -254,13 +254,13 @@ def check_arm(experiment: Experiment, arm: str | None) -> None:
         )
 
 
-def _list_arms(experiment: Experiment) -> list[str]:
+def _list_arms(experiment: ExperimentRow) -> list[str]:
     arms = experiment.spec.get("arms") or [{"model": experiment.spec["model"]}]
     return [arm.get("name") or arm["model"]["name"] for arm in arms]
 
 
 def _describe_side(
-    name: str, chosen: str, experiment: Experiment, trial: Trial, metric: str | None
+    name: str, chosen: str, experiment: ExperimentRow, trial: TrialRow, metric: str | None
 ) -> _Found:
     task = (trial.config or {}).get("task") or experiment.spec["task"]
     measured, baseline = find_metric(experiment, task, metric)
@@ -289,7 +289,7 @@ def _describe_side(
 
 
 def find_metric(
-    experiment: Experiment, task: Mapping[str, Any], name: str | None
+    experiment: ExperimentRow, task: Mapping[str, Any], name: str | None
 ) -> tuple[Metric, float | None]:
     """Return the metric that is compared, and its baseline if that follows from the config."""
     if name is None or name == experiment.metric:

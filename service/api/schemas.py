@@ -19,7 +19,7 @@ from eigensweep.search_spaces.preview import ArmMemory
 from eigensweep.service.record.journal import spent_seconds
 from eigensweep.service.record.progress import compute_progress
 from eigensweep.service.record.queries import ExperimentRecord, StoredTrial, TrialRecord
-from eigensweep.service.record.tables import Attempt, Experiment, Trial
+from eigensweep.service.record.tables import AttemptRow, ExperimentRow, TrialRow
 from eigensweep.service.record.usage import UserUsage
 from eigensweep.workers.shared.messages import (
     Json,
@@ -171,7 +171,7 @@ class UsageNow(Answer):
     )
 
     @classmethod
-    def made_of(cls, source: Experiment | Trial | UserUsage, /, **more: Any) -> Self:
+    def made_of(cls, source: ExperimentRow | TrialRow | UserUsage, /, **more: Any) -> Self:
         """Return what a row of the record says."""
         cpu, gpu = source.cpu_seconds / 3600, source.gpu_seconds / 3600
         return cls(trial_seconds=source.trial_seconds, cpu_hours=cpu, gpu_hours=gpu, **more)
@@ -403,12 +403,12 @@ class Views:
             "delivered": row.state in ENDED and row.tracked,
         }
 
-    def _list_notices(self, row: Experiment) -> list[Notice]:
+    def _list_notices(self, row: ExperimentRow) -> list[Notice]:
         told = [Notice.from_dict(notice) for notice in row.notices or ()]
         away = None if row.state in {"paused", *ENDED} else self._explain_away()
         return told if away is None else [*told, Notice("ray", away)]
 
-    def _links(self, row: Experiment) -> dict[str, str | None]:
+    def _links(self, row: ExperimentRow) -> dict[str, str | None]:
         here = f"/v1/experiments/{row.id}"
         return {
             "self": here,
@@ -419,7 +419,7 @@ class Views:
             "run": self.run(row.run_id, row.run_project),
         }
 
-    def _link(self, row: Trial) -> dict[str, str | None]:
+    def _link(self, row: TrialRow) -> dict[str, str | None]:
         here = f"/v1/experiments/{row.experiment_id}/trials/{row.number}"
         return {"self": here, "mlflow": self.run(row.run_id, row.run_project)}
 
@@ -461,7 +461,7 @@ class Views:
         place = f"runs/{run_id}" if project is None else f"experiments/{project}/runs/{run_id}"
         return f"{self._mlflow}/#/{place}?{TRAINING}"
 
-    def chart(self, row: Experiment) -> str | None:
+    def chart(self, row: ExperimentRow) -> str | None:
         """Return the address of MLflow's chart of an experiment's trials, None if there is none.
 
         Its state is a tag of MLflow's experiment, which the driver wrote.
@@ -472,7 +472,7 @@ class Views:
         return f"{self._mlflow}/#/experiments/{row.run_project}/runs?{TRAINING}&{view}"
 
 
-def read_place(attempt: Attempt | None) -> dict[str, Any]:
+def read_place(attempt: AttemptRow | None) -> dict[str, Any]:
     """Return where an attempt trains, as far as that is known."""
     place = {} if attempt is None else attempt.place
     return {name: place.get(name) for name in ("node", "node_id", "pid", "device", "lanes")}

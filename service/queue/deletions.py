@@ -17,7 +17,7 @@ from typing import ClassVar
 from eigensweep.service.queue.dispatcher import Driver, LauncherAwayError
 from eigensweep.service.queue.jobs import Handler, NotDoneError
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.tables import Job, JobKind
+from eigensweep.service.record.tables import JobKind, JobRow
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class DeletionHandler(Handler):
     files: threading.Lock = field(default_factory=threading.Lock)
     """Held while files of an experiment are removed; who prunes checkpoints holds it, too."""
 
-    def work(self, job: Job) -> None:
+    def work(self, job: JobRow) -> None:
         id = job.key
         if self._has_driver(id):
             return

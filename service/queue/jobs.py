@@ -18,7 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from eigensweep.service.queue.children import ChildRunner, StoppedError
 from eigensweep.service.record.jobs import Jobs
-from eigensweep.service.record.tables import Job, JobKind
+from eigensweep.service.record.tables import JobKind, JobRow
 from eigensweep.service.settings import Mlflow
 from eigensweep.workers.shared.durable_files import StorageError
 
@@ -60,7 +60,7 @@ class Handler:
     def look(self) -> None:
         """Do what is to be done before each look at the jobs."""
 
-    def work(self, job: Job) -> None:
+    def work(self, job: JobRow) -> None:
         """Do a job and record its end. One that has to wait is left as it is.
 
         Raises:
@@ -109,7 +109,7 @@ class JobRunner:
                 break
             self._try(handler, job)
 
-    def _try(self, handler: Handler, job: Job) -> None:
+    def _try(self, handler: Handler, job: JobRow) -> None:
         try:
             handler.work(job)
         except StoppedError:
@@ -121,7 +121,7 @@ class JobRunner:
         except Exception:  # a bug fails the job that met it, and no other
             self._put_off(handler, job, traceback.format_exc())
 
-    def _put_off(self, handler: Handler, job: Job, error: str, is_final: bool = False) -> None:
+    def _put_off(self, handler: Handler, job: JobRow, error: str, is_final: bool = False) -> None:
         most = handler.most_tries
         gives_up = is_final or (most is not None and job.tries + 1 >= most)
         pause = min(handler.first_pause * 2.0 ** min(job.tries, 100), handler.longest_pause)

@@ -35,7 +35,7 @@ from eigensweep.service.record.reproductions import (
     Wanted,
     make_id,
 )
-from eigensweep.service.record.tables import Job, JobKind
+from eigensweep.service.record.tables import JobKind, JobRow
 from eigensweep.workers.reports.measurements import Measured
 from eigensweep.workers.reports.messages import (
     MadeAnalysis,
@@ -65,7 +65,7 @@ class ReproductionHandler(Handler):
     storage: str
     """Folder of checkpoints and curves."""
 
-    def work(self, job: Job) -> None:
+    def work(self, job: JobRow) -> None:
         found = ReproductionRecord.of(job)
         try:
             if found.state == "running":

@@ -18,7 +18,7 @@ from eigensweep.service.queue.jobs import Handler, NotDoneError
 from eigensweep.service.record.errors import ConflictError, NotFoundError
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.retention import DAY
-from eigensweep.service.record.tables import Job, JobKind
+from eigensweep.service.record.tables import JobKind, JobRow
 from eigensweep.workers.shared import corpora
 from eigensweep.workers.shared.checkpoints import Store, trial_key
 from eigensweep.workers.shared.durable_files import StorageError
@@ -67,7 +67,7 @@ class PruningHandler(Handler):
         self._remove_corpora()
         self._due_at = now + self.schedule.every_hours * 3600
 
-    def work(self, job: Job) -> None:
+    def work(self, job: JobRow) -> None:
         keep: Keep = job.request["keep"]
         try:
             with suppress(NotFoundError):  # it was deleted

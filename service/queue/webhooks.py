@@ -23,7 +23,7 @@ import httpx2
 
 from eigensweep.service.queue.jobs import Handler, NeverError, NotDoneError
 from eigensweep.service.record.jobs import Jobs
-from eigensweep.service.record.tables import Job, JobKind
+from eigensweep.service.record.tables import JobKind, JobRow
 from eigensweep.service.record.webhooks import make_message
 from eigensweep.service.webhook_rules import (
     HTTPS_PORT,
@@ -82,7 +82,7 @@ class WebhookHandler(Handler):
     resolve: Resolve = resolve
     context: ssl.SSLContext = field(default_factory=ssl.create_default_context)
 
-    def work(self, job: Job) -> None:
+    def work(self, job: JobRow) -> None:
         with logs.about(job.experiment_id or ""):
             if (content := make_message(self.jobs.url, job)) is None:
                 return  # its experiment was deleted meanwhile
@@ -98,7 +98,7 @@ class WebhookHandler(Handler):
             self.jobs.finish(job)
             logger.info("webhook delivered experiment=%s message=%s", job.experiment_id, job.key)
 
-    def _post(self, job: Job, body: bytes) -> int:
+    def _post(self, job: JobRow, body: bytes) -> int:
         """Send a message to an address that was checked; return the status of the answer."""
         address = job.request["url"]
         host, port = check_url(address, self.hosts)

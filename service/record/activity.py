@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session, defer
 
 from eigensweep.service.record import database
 from eigensweep.service.record.queries import count_states
-from eigensweep.service.record.tables import Attempt, Experiment, Trial
+from eigensweep.service.record.tables import AttemptRow, ExperimentRow, TrialRow
 from eigensweep.workers.shared.states import DRIVEN, ENDED, EXPERIMENT_STATES
 
 WAITING = tuple(s for s in EXPERIMENT_STATES if s not in {*DRIVEN, *ENDED, "deleting"})
@@ -23,10 +23,10 @@ WAITING = tuple(s for s in EXPERIMENT_STATES if s not in {*DRIVEN, *ENDED, "dele
 class Use:
     """A trial that has a process, and the experiment that it is of."""
 
-    trial: Trial
-    attempt: Attempt | None
+    trial: TrialRow
+    attempt: AttemptRow | None
     """None: it has no process yet."""
-    experiment: Experiment
+    experiment: ExperimentRow
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Activity:
     uses: list[Use]
     running: int
     """How many trials have a process; `uses` may have fewer."""
-    experiments: list[tuple[Experiment, int]]
+    experiments: list[tuple[ExperimentRow, int]]
     """Those that are driven, then the first of those that are not, each with how many trials wait.
 
     They come in the order of their priorities, without their specs."""
@@ -52,32 +52,32 @@ def read_activity(url: str, uses: int, waiting: int) -> Activity:
 
     def work(session: Session) -> Activity:
         training = (
-            select(Trial, Attempt, Experiment)
-            .join(Experiment, Experiment.id == Trial.experiment_id)
+            select(TrialRow, AttemptRow, ExperimentRow)
+            .join(ExperimentRow, ExperimentRow.id == TrialRow.experiment_id)
             .outerjoin(
-                Attempt,
-                (Attempt.experiment_id == Trial.experiment_id)
-                & (Attempt.number == Trial.number)
-                & (Attempt.attempt == Trial.attempt),
+                AttemptRow,
+                (AttemptRow.experiment_id == TrialRow.experiment_id)
+                & (AttemptRow.number == TrialRow.number)
+                & (AttemptRow.attempt == TrialRow.attempt),
             )
-            .where(Trial.state == "running")
+            .where(TrialRow.state == "running")
             .options(
-                defer(Trial.config, raiseload=True),
-                defer(Trial.result, raiseload=True),
-                defer(Experiment.spec, raiseload=True),
+                defer(TrialRow.config, raiseload=True),
+                defer(TrialRow.result, raiseload=True),
+                defer(ExperimentRow.spec, raiseload=True),
             )
-            .order_by(Trial.experiment_id, Trial.number)
+            .order_by(TrialRow.experiment_id, TrialRow.number)
             .limit(uses)
         )
-        running = select(func.count()).select_from(Trial).where(Trial.state == "running")
+        running = select(func.count()).select_from(TrialRow).where(TrialRow.state == "running")
         heads = (
-            select(Experiment)
-            .options(defer(Experiment.spec, raiseload=True))
-            .order_by(Experiment.priority.desc(), Experiment.created_at, Experiment.id)
+            select(ExperimentRow)
+            .options(defer(ExperimentRow.spec, raiseload=True))
+            .order_by(ExperimentRow.priority.desc(), ExperimentRow.created_at, ExperimentRow.id)
         )
-        others = Experiment.state.in_(WAITING)
+        others = ExperimentRow.state.in_(WAITING)
         rows = [
-            *session.scalars(heads.where(Experiment.state.in_(DRIVEN))),
+            *session.scalars(heads.where(ExperimentRow.state.in_(DRIVEN))),
             *session.scalars(heads.where(others).limit(waiting)),
         ]
         counts = count_states(session, [row.id for row in rows])
@@ -85,7 +85,7 @@ def read_activity(url: str, uses: int, waiting: int) -> Activity:
             [Use(*row) for row in session.execute(training)],
             session.scalars(running).one(),
             [(r, c.trials if (c := counts[r.id].get("waiting")) else 0) for r in rows],
-            session.scalars(select(func.count()).select_from(Experiment).where(others)).one(),
+            session.scalars(select(func.count()).select_from(ExperimentRow).where(others)).one(),
         )
 
     return database.read(url, work)

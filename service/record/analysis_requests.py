@@ -14,7 +14,7 @@ from eigensweep.search_spaces.problems import list_problems
 from eigensweep.service.record.analyses import AnalysisSpec, OptionsJson
 from eigensweep.service.record.errors import NotAnalysableError
 from eigensweep.service.record.queries import Queries
-from eigensweep.service.record.tables import Experiment, Trial
+from eigensweep.service.record.tables import ExperimentRow, TrialRow
 from eigensweep.workers.analyses import ANALYSES
 from eigensweep.workers.analyses.base import (
     Analysis,
@@ -138,7 +138,7 @@ def _check_weights(subject: TrialSubject, options: Options, store: Store) -> Non
 
 
 def _find_experiment(id: str, queries: Queries) -> ExperimentSubject:
-    row: Experiment = queries.row(id)
+    row: ExperimentRow = queries.row(id)
     if row.state not in ENDED:
         raise NotAnalysableError(
             f"experiment {id} is {row.state}; an analysis looks at one that is over"
@@ -164,7 +164,7 @@ def _find_experiment(id: str, queries: Queries) -> ExperimentSubject:
     )
 
 
-def _make_subject(trial: Trial) -> TrialSubject:
+def _make_subject(trial: TrialRow) -> TrialSubject:
     """Return a trial with the place of its checkpoints, those of its source if it was reused."""
     assert trial.config is not None
     return TrialSubject(
@@ -180,7 +180,7 @@ def _make_subject(trial: Trial) -> TrialSubject:
     )
 
 
-def find_place(trial: Trial) -> str:
+def find_place(trial: TrialRow) -> str:
     """Return the folder of a trial's replicates in the store; of its source if it was reused."""
     source = trial.scores.get("reused_from")
     experiment = trial.experiment_id if source is None else source["experiment"]

@@ -21,7 +21,7 @@ from eigensweep.service.record.journal import (
 )
 from eigensweep.service.record.queries import Queries
 from eigensweep.service.record.rows import RowSession
-from eigensweep.service.record.tables import Experiment
+from eigensweep.service.record.tables import ExperimentRow
 from eigensweep.workers.shared.states import ACTIONS, DONE, DRIVEN, Action
 
 
@@ -76,33 +76,33 @@ class Control(Queries):
             emit(session, experiment, "experiment.prioritized", priority=priority)
 
 
-def lock(session: Session, id: str) -> Experiment:
+def lock(session: Session, id: str) -> ExperimentRow:
     """Return an experiment, which nobody else changes until the end of the transaction.
 
     Raises:
         ExperimentNotFoundError: if there is none of this id.
     """
     experiment = session.scalars(
-        select(Experiment).where(Experiment.id == id).with_for_update()
+        select(ExperimentRow).where(ExperimentRow.id == id).with_for_update()
     ).first()
     if experiment is None:
         raise ExperimentNotFoundError(id)
     return experiment
 
 
-def lock_row(rows: RowSession, id: str) -> Experiment:
+def lock_row(rows: RowSession, id: str) -> ExperimentRow:
     """Return the same, of rows that are written without the ORM.
 
     Raises:
         ExperimentNotFoundError: if there is none of this id.
     """
-    experiment = rows.get(Experiment, id, lock=True)
+    experiment = rows.get(ExperimentRow, id, lock=True)
     if experiment is None:
         raise ExperimentNotFoundError(id)
     return experiment
 
 
-def was_done(experiment: Experiment, action: Action) -> bool:
+def was_done(experiment: ExperimentRow, action: Action) -> bool:
     """Return whether an action was done before.
 
     Raises:

@@ -15,7 +15,7 @@ from sqlalchemy import case, func, select, text
 from sqlalchemy.orm import Session
 
 from eigensweep.service.record import database
-from eigensweep.service.record.tables import Attempt, Experiment, Trial
+from eigensweep.service.record.tables import AttemptRow, ExperimentRow, TrialRow
 from eigensweep.workers.shared.messages import Place
 from eigensweep.workers.shared.states import ENDED, EXPERIMENT_STATES, OUTCOMES, TRIAL_STATES
 
@@ -88,8 +88,8 @@ def count_all(url: str, now: float | None = None) -> Counts:
 
 
 def _count_experiments(session: Session, counts: Counts) -> None:
-    used = func.sum(Experiment.cpu_seconds), func.sum(Experiment.gpu_seconds)
-    grouped = select(Experiment.state, func.count(), *used).group_by(Experiment.state)
+    used = func.sum(ExperimentRow.cpu_seconds), func.sum(ExperimentRow.gpu_seconds)
+    grouped = select(ExperimentRow.state, func.count(), *used).group_by(ExperimentRow.state)
     for state, count, cpu, gpu in session.execute(grouped):
         counts.experiments[state] = count
         counts.device_seconds["cpu"] += cpu
@@ -97,14 +97,14 @@ def _count_experiments(session: Session, counts: Counts) -> None:
 
 
 def _count_trials(session: Session, counts: Counts, now: float) -> None:
-    duration = Trial.ended_at - Trial.started_at
+    duration = TrialRow.ended_at - TrialRow.started_at
     bounds = [(duration <= bound, place) for place, bound in enumerate(DURATIONS)]
     bucket = case((duration.is_(None), -1), *bounds, else_=len(DURATIONS)).label("bucket")
-    is_recent = case((Trial.ended_at > now - HOUR, 1), else_=0)
+    is_recent = case((TrialRow.ended_at > now - HOUR, 1), else_=0)
     grouped = select(
-        *(Trial.state, Trial.tracked, bucket),
+        *(TrialRow.state, TrialRow.tracked, bucket),
         *(func.count(), func.sum(duration), func.sum(is_recent)),
-    ).group_by(Trial.state, Trial.tracked, text("bucket"))
+    ).group_by(TrialRow.state, TrialRow.tracked, text("bucket"))
     for state, tracked, place, count, seconds, recent in session.execute(grouped):
         counts.trials[state] = counts.trials.get(state, 0) + count
         if state not in OUTCOMES:
@@ -118,29 +118,29 @@ def _count_trials(session: Session, counts: Counts, now: float) -> None:
 
 
 def _count_undelivered(session: Session, counts: Counts) -> None:
-    waits = Experiment.tracked.is_(False)
+    waits = ExperimentRow.tracked.is_(False)
     trials = (
         select(func.count())
-        .select_from(Trial)
-        .join(Experiment, Experiment.id == Trial.experiment_id)
-        .where(Trial.state.in_(OUTCOMES - {"invalid"}), Trial.tracked.is_(False), waits)
+        .select_from(TrialRow)
+        .join(ExperimentRow, ExperimentRow.id == TrialRow.experiment_id)
+        .where(TrialRow.state.in_(OUTCOMES - {"invalid"}), TrialRow.tracked.is_(False), waits)
     )
     counts.undelivered_trials = session.scalars(trials).one()
-    experiments = select(func.count()).where(waits, Experiment.state.in_(ENDED))
+    experiments = select(func.count()).where(waits, ExperimentRow.state.in_(ENDED))
     counts.undelivered_experiments = session.scalars(experiments).one()
 
 
 def _find_crews(session: Session) -> Iterable[Crew]:
     """Return the processes that train now, as the newest reports of their trials name them."""
     query = (
-        select(Attempt.place, Trial.replicates)
+        select(AttemptRow.place, TrialRow.replicates)
         .join(
-            Trial,
-            (Attempt.experiment_id == Trial.experiment_id)
-            & (Attempt.number == Trial.number)
-            & (Attempt.attempt == Trial.attempt),
+            TrialRow,
+            (AttemptRow.experiment_id == TrialRow.experiment_id)
+            & (AttemptRow.number == TrialRow.number)
+            & (AttemptRow.attempt == TrialRow.attempt),
         )
-        .where(Trial.state == "running")
+        .where(TrialRow.state == "running")
     )
     aboard: dict[Place, int] = {}
     for content, replicates in session.execute(query):

@@ -17,7 +17,7 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from eigensweep.service.record import database
-from eigensweep.service.record.tables import Job, JobKind
+from eigensweep.service.record.tables import JobKind, JobRow
 
 COLUMNS: Final = ("owner", "state", "created_at", "started_at", "finished_at", "error")
 PATIENCE: Final = 600.0
@@ -41,19 +41,19 @@ class AskedJob:
     error: str | None = None
 
     @classmethod
-    def of(cls, job: Job) -> Self:
+    def of(cls, job: JobRow) -> Self:
         """Return what a job says."""
         columns = {name: getattr(job, name) for name in COLUMNS}
         return cls(id=job.key, **columns, **job.request, **(job.outcome or {}))
 
-    def to_job(self) -> Job:
+    def to_job(self) -> JobRow:
         """Return it as a job."""
         content = asdict(self)
         columns = {name: content.pop(name) for name in COLUMNS}
         outcome = {name: content.pop(name) for name in self.outcomes}
         due_at = self.created_at if columns["state"] in self.open else None
         key = content.pop("id")
-        return Job(
+        return JobRow(
             kind=self.kind, key=key, due_at=due_at, request=content, outcome=outcome, **columns
         )
 
@@ -74,43 +74,43 @@ class Jobs:
         self._woken[kind].wait(seconds)
         self._woken[kind].clear()
 
-    def find(self, kind: JobKind, key: str) -> Job | None:
+    def find(self, kind: JobKind, key: str) -> JobRow | None:
         """Return one job."""
-        return database.read(self.url, lambda session: session.get(Job, (kind, key)))
+        return database.read(self.url, lambda session: session.get(JobRow, (kind, key)))
 
-    def list(self, kind: JobKind, states: Sequence[str] = ()) -> Sequence[Job]:
+    def list(self, kind: JobKind, states: Sequence[str] = ()) -> Sequence[JobRow]:
         """Return the jobs of a kind in one of the states (default: all), the newest first."""
-        query = select(Job).where(Job.kind == kind)
+        query = select(JobRow).where(JobRow.kind == kind)
         if states:
-            query = query.where(Job.state.in_(states))
-        query = query.order_by(Job.created_at.desc(), Job.key.desc())
+            query = query.where(JobRow.state.in_(states))
+        query = query.order_by(JobRow.created_at.desc(), JobRow.key.desc())
         return database.read(self.url, lambda session: list(session.scalars(query)))
 
-    def list_due(self, kind: JobKind, now: float) -> Sequence[Job]:
+    def list_due(self, kind: JobKind, now: float) -> Sequence[JobRow]:
         """Return the jobs of a kind that are due, the longest due first."""
-        query = select(Job).where(Job.kind == kind, Job.due_at <= now)
-        query = query.order_by(Job.due_at, Job.key)
+        query = select(JobRow).where(JobRow.kind == kind, JobRow.due_at <= now)
+        query = query.order_by(JobRow.due_at, JobRow.key)
         return database.read(self.url, lambda session: list(session.scalars(query)))
 
     def has_open(self, kind: JobKind) -> bool:
         """Return whether any job of a kind is left to be done, now or later."""
-        query = select(Job.key).where(Job.kind == kind, Job.due_at.is_not(None)).limit(1)
+        query = select(JobRow.key).where(JobRow.kind == kind, JobRow.due_at.is_not(None)).limit(1)
         return database.read(self.url, lambda session: session.scalar(query)) is not None
 
     def requeue(self, kind: JobKind) -> None:
         """Queue again what a service that is gone has begun."""
-        begun = update(Job).where(Job.kind == kind, Job.state == "running")
+        begun = update(JobRow).where(JobRow.kind == kind, JobRow.state == "running")
         queued = begun.values(state="queued", started_at=None)
         database.write(self.url, lambda session: session.execute(queued))
 
-    def put(self, job: Job, unless: str | None = None, patience: float = 0.0) -> Job:
+    def put(self, job: JobRow, unless: str | None = None, patience: float = 0.0) -> JobRow:
         """Write a job, in the place of the one with its key; return what is there now.
 
         One that is in the state `unless` is left as it is.
         """
 
-        def work(session: Session) -> Job:
-            now = session.get(Job, (job.kind, job.key), with_for_update=True)
+        def work(session: Session) -> JobRow:
+            now = session.get(JobRow, (job.kind, job.key), with_for_update=True)
             return now if now is not None and now.state == unless else session.merge(job)
 
         written = database.write(self.url, work, patience)
@@ -118,17 +118,17 @@ class Jobs:
         return written
 
     @database.transaction
-    def put_off(self, session: Session, job: Job, error: str, due_at: float | None) -> None:
+    def put_off(self, session: Session, job: JobRow, error: str, due_at: float | None) -> None:
         """Record that a try was in vain; `due_at`: when to try again, None to give it up."""
-        if (now := session.get(Job, (job.kind, job.key))) is not None:
+        if (now := session.get(JobRow, (job.kind, job.key))) is not None:
             now.due_at, now.error, now.tries = due_at, error, now.tries + 1
             now.state = now.state if due_at is not None else "failed"
 
-    def finish(self, job: Job) -> None:
+    def finish(self, job: JobRow) -> None:
         """Record that a job is done."""
 
         def work(session: Session) -> None:
-            if (now := session.get(Job, (job.kind, job.key))) is not None:  # it may be gone
+            if (now := session.get(JobRow, (job.kind, job.key))) is not None:  # it may be gone
                 now.state, now.due_at, now.error = "finished", None, None
                 now.tries, now.finished_at = now.tries + 1, time.time()
 

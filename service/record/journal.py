@@ -19,14 +19,14 @@ from eigensweep.service.record.errors import WrongMoveError
 from eigensweep.service.record.rows import Rows, RowSession
 from eigensweep.service.record.tables import (
     UNRANKED,
-    Attempt,
+    AttemptRow,
     EarlierJson,
-    Event,
     EventDetails,
-    Experiment,
-    Job,
+    EventRow,
+    ExperimentRow,
+    JobRow,
     KindDetails,
-    Trial,
+    TrialRow,
     Webhook,
 )
 from eigensweep.service.record.usage import count_use
@@ -69,10 +69,10 @@ def remove_nul(text: str | None) -> str | None:
     return None if text is None else text.replace("\0", "")
 
 
-def emit(session: Rows, experiment: Experiment, kind: str, **data: Unpack[EventDetails]) -> None:
+def emit(session: Rows, experiment: ExperimentRow, kind: str, **data: Unpack[EventDetails]) -> None:
     """Add an event to the transaction that makes the change it reports."""
     session.add(
-        Event(
+        EventRow(
             experiment_id=experiment.id,
             kind=kind,
             data={"experiment": experiment.id, **replace_non_finite(data)},
@@ -83,8 +83,8 @@ def emit(session: Rows, experiment: Experiment, kind: str, **data: Unpack[EventD
 
 def emit_trial(
     session: Rows,
-    experiment: Experiment,
-    trial: Trial,
+    experiment: ExperimentRow,
+    trial: TrialRow,
     kind: str,
     **data: Unpack[KindDetails],
 ) -> None:
@@ -102,7 +102,7 @@ def emit_trial(
 
 def move_experiment(
     session: Rows,
-    experiment: Experiment,
+    experiment: ExperimentRow,
     following: ExperimentState,
     **data: Unpack[EventDetails],
 ) -> None:
@@ -123,7 +123,7 @@ def move_experiment(
     emit(session, experiment, f"experiment.{kind}", **data)
 
 
-def tell(session: Rows, experiment: Experiment, notices: Sequence[Notice]) -> None:
+def tell(session: Rows, experiment: ExperimentRow, notices: Sequence[Notice]) -> None:
     """Replace the notices of an experiment, with an event if they are others than before."""
     told = [notice.to_dict() for notice in notices] or None
     if told != experiment.notices:
@@ -132,7 +132,7 @@ def tell(session: Rows, experiment: Experiment, notices: Sequence[Notice]) -> No
         emit(session, experiment, "experiment.notice", reason=remove_nul(reason))
 
 
-def move_trial(trial: Trial, following: TrialState) -> str:
+def move_trial(trial: TrialRow, following: TrialState) -> str:
     """Bring a trial into another state; return the kind of this move's event.
 
     Raises:
@@ -148,8 +148,8 @@ def move_trial(trial: Trial, following: TrialState) -> str:
 
 def finish_trial(
     session: Rows,
-    experiment: Experiment,
-    trial: Trial,
+    experiment: ExperimentRow,
+    trial: TrialRow,
     outcome: Outcome,
     result: Json | None = None,
     error: str | None = None,
@@ -182,7 +182,7 @@ def finish_trial(
 
 
 def reopen_trial(
-    session: Rows, experiment: Experiment, trial: Trial, config: ConfigJson, reason: str
+    session: Rows, experiment: ExperimentRow, trial: TrialRow, config: ConfigJson, reason: str
 ) -> None:
     """Take a trial that has ended back to `waiting`, to be trained as `config` says.
 
@@ -203,8 +203,8 @@ def reopen_trial(
 
 def _bring_back(
     session: Rows,
-    experiment: Experiment,
-    trial: Trial,
+    experiment: ExperimentRow,
+    trial: TrialRow,
     before: EarlierJson,
     outcome: Outcome,
     error: str | None,
@@ -218,7 +218,7 @@ def _bring_back(
     emit_trial(session, experiment, trial, "kept", value=trial.value, reason=remove_nul(why))
 
 
-def _configure(trial: Trial, config: ConfigJson) -> None:
+def _configure(trial: TrialRow, config: ConfigJson) -> None:
     """Give a trial another number of seeds, or another budget."""
     trial.config = replace_non_finite(config)
     trial.replicates, trial.steps = config.get("replicates", 1), budget_of(config)
@@ -229,7 +229,7 @@ def budget_of(config: ConfigJson) -> int:
     return int(config.get("training", {}).get("steps") or 0)
 
 
-def spent_seconds(experiment: Experiment, now: float) -> float:
+def spent_seconds(experiment: ExperimentRow, now: float) -> float:
     """Return how long an experiment has been at work, without the time it was paused or over."""
     if experiment.started_at is None:
         return 0.0
@@ -241,18 +241,18 @@ def _last_line(error: str | None) -> str | None:
     return None if error is None else error.strip().rsplit("\n", 1)[-1]
 
 
-def interrupt_trial(session: Rows, experiment: Experiment, trial: Trial, reason: str) -> None:
+def interrupt_trial(session: Rows, experiment: ExperimentRow, trial: TrialRow, reason: str) -> None:
     """Take a running trial back to `waiting`: its attempt is over."""
     kind = move_trial(trial, "waiting")
     close_attempt(session, trial, reason)
     emit_trial(session, experiment, trial, kind, reason=remove_nul(reason))
 
 
-def close_attempt(session: Rows, trial: Trial, reason: str | None) -> None:
+def close_attempt(session: Rows, trial: TrialRow, reason: str | None) -> None:
     """Record that the trial's newest attempt is over; `reason`: why it ended early, if it did."""
     if not trial.attempt:
         return
-    attempt = session.get(Attempt, (trial.experiment_id, trial.number, trial.attempt))
+    attempt = session.get(AttemptRow, (trial.experiment_id, trial.number, trial.attempt))
     if attempt is not None and attempt.ended_at is None:
         count_use(session, trial, attempt)
         attempt.ended_at = time.time()
@@ -260,7 +260,7 @@ def close_attempt(session: Rows, trial: Trial, reason: str | None) -> None:
 
 
 def end_experiment(
-    session: Session, experiment: Experiment, state: ExperimentEnd, error: str | None
+    session: Session, experiment: ExperimentRow, state: ExperimentEnd, error: str | None
 ) -> bool:
     """End an experiment, cancel what is open in it; return False if it was over already."""
     if experiment.state in ENDED:
@@ -275,7 +275,7 @@ def end_experiment(
     return True
 
 
-def reopen_experiment(session: Rows, experiment: Experiment, reason: str) -> None:
+def reopen_experiment(session: Rows, experiment: ExperimentRow, reason: str) -> None:
     """Queue an experiment that is over again; writes of its drivers are refused from now on.
 
     What samplers noted is forgotten, as space and budget may be others now.
@@ -285,15 +285,15 @@ def reopen_experiment(session: Rows, experiment: Experiment, reason: str) -> Non
     experiment.edition += 1
     experiment.deaths, experiment.archived_at = 0, None
     experiment.error, experiment.finished_at, experiment.tracked = None, None, False
-    noted = Trial.experiment_id == experiment.id, Trial.sampler_state.is_not(None)
-    session.execute(update(Trial).where(*noted).values(sampler_state=None))
+    noted = TrialRow.experiment_id == experiment.id, TrialRow.sampler_state.is_not(None)
+    session.execute(update(TrialRow).where(*noted).values(sampler_state=None))
 
 
-def _tell_webhooks(session: Session, experiment: Experiment, kind: str) -> None:
+def _tell_webhooks(session: Session, experiment: ExperimentRow, kind: str) -> None:
     """Write a message to each webhook of an experiment; the service's process sends it."""
     now = time.time()
     for url in session.scalars(select(Webhook.url).where(Webhook.experiment_id == experiment.id)):
-        message = Job(kind="webhook", key=uuid4().hex, created_at=now, due_at=now)
+        message = JobRow(kind="webhook", key=uuid4().hex, created_at=now, due_at=now)
         message.request = {"url": url, "type": kind}
         message.experiment_id, message.owner = experiment.id, experiment.owner
         session.add(message)

@@ -29,7 +29,13 @@ from eigensweep.service.record.journal import (
 )
 from eigensweep.service.record.rows import Rows, RowSession, read_first
 from eigensweep.service.record.shares import ask_for, read_allotment
-from eigensweep.service.record.tables import Attempt, EarlierJson, Experiment, Report, Trial
+from eigensweep.service.record.tables import (
+    AttemptRow,
+    EarlierJson,
+    ExperimentRow,
+    ReportRow,
+    TrialRow,
+)
 from eigensweep.service.record.usage import count_use
 from eigensweep.workers.shared.fair_shares import Allotment, Want
 from eigensweep.workers.shared.ledger import (
@@ -71,10 +77,10 @@ from eigensweep.workers.shared.states import (
 T = TypeVar("T")
 
 COMPLETED: Final = (
-    select(Trial.number)
+    select(TrialRow.number)
     .where(
-        Trial.config_hash == bindparam("name"),
-        or_(Trial.state == "completed", Trial.state == "diverged"),
+        TrialRow.config_hash == bindparam("name"),
+        or_(TrialRow.state == "completed", TrialRow.state == "diverged"),
     )
     .limit(1)
 )
@@ -119,23 +125,25 @@ class RecordLedger:
 
     def _load(self, first: int, session: Session) -> list[TrialEntry]:
         """Return the next trials from a number on, `AT_ONCE` at most."""
-        mine = select(Trial).where(Trial.experiment_id == self.experiment_id, Trial.number >= first)
-        trials = list(session.scalars(mine.order_by(Trial.number).limit(AT_ONCE)))
+        mine = select(TrialRow).where(
+            TrialRow.experiment_id == self.experiment_id, TrialRow.number >= first
+        )
+        trials = list(session.scalars(mine.order_by(TrialRow.number).limit(AT_ONCE)))
         if not trials:
             return []
         last = trials[-1].number
         reports: dict[int, dict[int, Metrics]] = {}
-        of_these = select(Report).where(
-            Report.experiment_id == self.experiment_id, Report.number.between(first, last)
+        of_these = select(ReportRow).where(
+            ReportRow.experiment_id == self.experiment_id, ReportRow.number.between(first, last)
         )
-        for report in session.scalars(of_these.order_by(Report.number, Report.step)):
+        for report in session.scalars(of_these.order_by(ReportRow.number, ReportRow.step)):
             reports.setdefault(report.number, {})[report.step] = report.metrics
-        tried = select(Attempt).where(
-            Attempt.experiment_id == self.experiment_id, Attempt.number.between(first, last)
+        tried = select(AttemptRow).where(
+            AttemptRow.experiment_id == self.experiment_id, AttemptRow.number.between(first, last)
         )
         places = {
             attempt.number: Place.from_dict(attempt.place)
-            for attempt in session.scalars(tried.order_by(Attempt.number, Attempt.attempt))
+            for attempt in session.scalars(tried.order_by(AttemptRow.number, AttemptRow.attempt))
             if attempt.place
         }
         return [
@@ -152,9 +160,9 @@ class RecordLedger:
         config_hash: str,
         sampler_state: Json = NOTHING,
     ) -> None:
-        def work(session: RowSession, experiment: Experiment) -> None:
-            if session.get(Trial, (self.experiment_id, number)) is None:
-                trial = Trial(
+        def work(session: RowSession, experiment: ExperimentRow) -> None:
+            if session.get(TrialRow, (self.experiment_id, number)) is None:
+                trial = TrialRow(
                     experiment_id=self.experiment_id,
                     number=number,
                     arm=arm,
@@ -171,9 +179,9 @@ class RecordLedger:
         self._write_rows(work, database.write_relaxed)
 
     def open_invalid(self, number: int, arm: str, params: Params, error: str) -> None:
-        def work(session: Session, experiment: Experiment) -> None:
-            if session.get(Trial, (self.experiment_id, number)) is None:
-                trial = Trial(
+        def work(session: Session, experiment: ExperimentRow) -> None:
+            if session.get(TrialRow, (self.experiment_id, number)) is None:
+                trial = TrialRow(
                     experiment_id=self.experiment_id,
                     number=number,
                     arm=arm,
@@ -190,10 +198,10 @@ class RecordLedger:
     def begin(self, number: int, place: Place | None = None) -> int:
         token = uuid4().hex
 
-        def work(session: RowSession, experiment: Experiment) -> int:
+        def work(session: RowSession, experiment: ExperimentRow) -> int:
             trial = self._trial(session, number)
             key = self.experiment_id, number, trial.attempt
-            newest = session.get(Attempt, key) if trial.attempt else None
+            newest = session.get(AttemptRow, key) if trial.attempt else None
             if newest is not None and newest.token == token:
                 return trial.attempt  # committed before, and the answer was lost
             if trial.state in OUTCOMES:
@@ -202,7 +210,7 @@ class RecordLedger:
             kind = move_trial(trial, "running")
             trial.attempt += 1
             trial.started_at = trial.started_at or time.time()
-            started = Attempt(
+            started = AttemptRow(
                 experiment_id=self.experiment_id,
                 number=number,
                 attempt=trial.attempt,
@@ -219,7 +227,7 @@ class RecordLedger:
         return self._write_rows(work)
 
     def interrupt(self, number: int, attempt: int, reason: str) -> None:
-        def work(session: RowSession, experiment: Experiment) -> None:
+        def work(session: RowSession, experiment: ExperimentRow) -> None:
             trial = self._trial(session, number, attempt)
             if trial.state == "running":
                 interrupt_trial(session, experiment, trial, reason)
@@ -229,7 +237,7 @@ class RecordLedger:
     def report(
         self, number: int, attempt: int, step: int, metrics: Metrics, place: Place | None
     ) -> None:
-        def work(session: RowSession, experiment: Experiment) -> None:
+        def work(session: RowSession, experiment: ExperimentRow) -> None:
             trial = self._trial(session, number, attempt)
             self._report(session, experiment, trial, attempt, RungReport(step, metrics, place))
 
@@ -238,18 +246,18 @@ class RecordLedger:
     def _report(
         self,
         session: RowSession,
-        experiment: Experiment,
-        trial: Trial,
+        experiment: ExperimentRow,
+        trial: TrialRow,
         attempt: int,
         told: RungReport,
     ) -> None:
         number, step = trial.number, told.step
-        started = session.get(Attempt, (self.experiment_id, number, attempt))
+        started = session.get(AttemptRow, (self.experiment_id, number, attempt))
         if started is not None and told.place is not None:
             started.place = told.place.to_dict()
         if started is not None and started.ended_at is None:
             count_use(session, trial, started)
-        known = session.get(Report, (self.experiment_id, number, step))
+        known = session.get(ReportRow, (self.experiment_id, number, step))
         if trial.state in OUTCOMES or known is not None:
             return
         kept = {
@@ -260,7 +268,7 @@ class RecordLedger:
         trial.step = max(trial.step, step)
         if not kept:
             return
-        report = Report(
+        report = ReportRow(
             experiment_id=self.experiment_id,
             number=number,
             step=step,
@@ -280,7 +288,7 @@ class RecordLedger:
         error: str | None = None,
         last: RungReport | None = None,
     ) -> None:
-        def work(session: RowSession, experiment: Experiment) -> None:
+        def work(session: RowSession, experiment: ExperimentRow) -> None:
             trial = self._trial(session, number, attempt)
             if last is not None:
                 self._report(session, experiment, trial, attempt, last)
@@ -291,7 +299,7 @@ class RecordLedger:
         self._write_rows(work, database.write_relaxed)
 
     def reopen(self, number: int, config: ConfigJson, reason: str) -> None:
-        def work(session: Session, experiment: Experiment) -> None:
+        def work(session: Session, experiment: ExperimentRow) -> None:
             trial = self._trial(session, number)
             if trial.state in OUTCOMES:
                 reopen_trial(session, experiment, trial, config, reason)
@@ -307,20 +315,22 @@ class RecordLedger:
     def find_finished(
         self, config_hash: str, seed: int, replicates: int, steps: int
     ) -> Finished | None:
-        ended = [Trial.steps == steps, Trial.result.is_not(None)]
-        return self._find_completed(config_hash, seed, replicates, *ended, first=Trial.ended_at)
+        ended = [TrialRow.steps == steps, TrialRow.result.is_not(None)]
+        return self._find_completed(config_hash, seed, replicates, *ended, first=TrialRow.ended_at)
 
     def find_shorter(
         self, config_hash: str, seed: int, replicates: int, steps: int
     ) -> Finished | None:
-        budget = Trial.steps < steps
-        return self._find_completed(config_hash, seed, replicates, budget, first=Trial.steps.desc())
+        budget = TrialRow.steps < steps
+        return self._find_completed(
+            config_hash, seed, replicates, budget, first=TrialRow.steps.desc()
+        )
 
     def find_part(self, config_hash: str, seed: int, steps: int) -> Finished | None:
-        ended = [Trial.steps == steps, Trial.result.is_not(None)]
-        is_taken_up = and_(Trial.state == "diverged", Trial.attempt == 0)
-        states = or_(Trial.state == "completed", is_taken_up)
-        most = Trial.replicates.desc()
+        ended = [TrialRow.steps == steps, TrialRow.result.is_not(None)]
+        is_taken_up = and_(TrialRow.state == "diverged", TrialRow.attempt == 0)
+        states = or_(TrialRow.state == "completed", is_taken_up)
+        most = TrialRow.replicates.desc()
         return self._find_completed(config_hash, seed, None, *ended, first=most, states=states)
 
     def _find_completed(
@@ -330,18 +340,18 @@ class RecordLedger:
         replicates: int | None,
         *conditions: ColumnElement[bool],
         first: Any,
-        states: ColumnElement[bool] = Trial.state == "completed",
+        states: ColumnElement[bool] = TrialRow.state == "completed",
     ) -> Finished | None:
         def work(session: Session) -> Finished | None:
-            same = select(Trial).where(
-                Trial.config_hash == config_hash,
-                Trial.lineage.is_(None),
+            same = select(TrialRow).where(
+                TrialRow.config_hash == config_hash,
+                TrialRow.lineage.is_(None),
                 states,
-                Trial.seed == seed,
-                Trial.replicates >= (replicates or 1),
+                TrialRow.seed == seed,
+                TrialRow.replicates >= (replicates or 1),
                 *conditions,
             )
-            rows = session.scalars(same.order_by(first, Trial.replicates))
+            rows = session.scalars(same.order_by(first, TrialRow.replicates))
             found = next(filter(_is_by_its_code, rows), None)
             if found is None:
                 return None
@@ -358,13 +368,13 @@ class RecordLedger:
 
     def read_round(self) -> int:
         def work(session: Session) -> int:
-            mine = Experiment.id == self.experiment_id
-            return session.scalars(select(Experiment.round_step).where(mine)).one()
+            mine = ExperimentRow.id == self.experiment_id
+            return session.scalars(select(ExperimentRow.round_step).where(mine)).one()
 
         return database.read(self.database_url, work, self.patience)
 
     def end_round(self, step: int, takeovers: Mapping[int, Takeover]) -> None:
-        def work(session: Session, experiment: Experiment) -> None:
+        def work(session: Session, experiment: ExperimentRow) -> None:
             if experiment.round_step >= step:
                 return  # committed before, and the answer was lost
             experiment.round_step = step
@@ -384,7 +394,7 @@ class RecordLedger:
         self._write(work)
 
     def set_run(self, number: int | None, run_id: str, project_id: str) -> None:
-        def work(session: Session, experiment: Experiment) -> None:
+        def work(session: Session, experiment: ExperimentRow) -> None:
             holder = experiment if number is None else self._trial(session, number)
             holder.run_id, holder.run_project = run_id, project_id
 
@@ -392,13 +402,13 @@ class RecordLedger:
 
     def experiment_run(self) -> str | None:
         def work(session: Session) -> str | None:
-            mine = Experiment.id == self.experiment_id
-            return session.scalars(select(Experiment.run_id).where(mine)).one()
+            mine = ExperimentRow.id == self.experiment_id
+            return session.scalars(select(ExperimentRow.run_id).where(mine)).one()
 
         return database.read(self.database_url, work, self.patience)
 
     def set_tracked(self, number: int | None) -> None:
-        def work(session: Session, experiment: Experiment) -> None:
+        def work(session: Session, experiment: ExperimentRow) -> None:
             holder = experiment if number is None else self._trial(session, number)
             holder.tracked = True
             if number is None:
@@ -409,11 +419,11 @@ class RecordLedger:
     def set_delivered(
         self, runs: Mapping[int, str], project_id: str, whole: Collection[int]
     ) -> None:
-        mine = Trial.experiment_id == self.experiment_id
+        mine = TrialRow.experiment_id == self.experiment_id
         # Over the primary key, and without reading: a trial's row holds its whole result.
-        tell = update(Trial).where(mine, Trial.number == bindparam("trial"))
+        tell = update(TrialRow).where(mine, TrialRow.number == bindparam("trial"))
 
-        def work(session: Session, experiment: Experiment) -> None:
+        def work(session: Session, experiment: ExperimentRow) -> None:
             connection = session.connection()
             if runs:
                 told = [{"trial": number, "run": run} for number, run in runs.items()]
@@ -425,7 +435,7 @@ class RecordLedger:
         self._write(work)
 
     def set_total(self, trials: int | None) -> None:
-        def work(session: Session, experiment: Experiment) -> None:
+        def work(session: Session, experiment: ExperimentRow) -> None:
             experiment.total = trials
 
         self._write(work)
@@ -438,8 +448,8 @@ class RecordLedger:
         """
 
         def work(session: Session) -> Intent:
-            mine = Experiment.id == self.experiment_id
-            columns = select(Experiment.state, Experiment.generation).where(mine)
+            mine = ExperimentRow.id == self.experiment_id
+            columns = select(ExperimentRow.state, ExperimentRow.generation).where(mine)
             state, generation = session.execute(columns).one()
             self._refuse_if_superseded(generation)
             return intent_of(state)
@@ -448,14 +458,14 @@ class RecordLedger:
 
     def standing(self) -> Standing:
         def work(session: Session) -> Standing:
-            experiment = session.get_one(Experiment, self.experiment_id)
+            experiment = session.get_one(ExperimentRow, self.experiment_id)
             spent = spent_seconds(experiment, time.time())
             return Standing(experiment.edition, experiment.closed, spent, experiment.owner)
 
         return database.read(self.database_url, work, self.patience)
 
     def enter(self, phase: Phase) -> None:
-        def work(session: Session, experiment: Experiment) -> None:
+        def work(session: Session, experiment: ExperimentRow) -> None:
             if phase in EXPERIMENT_MOVES[experiment.state]:
                 move_experiment(session, experiment, phase)
 
@@ -465,12 +475,12 @@ class RecordLedger:
         self._write(lambda session, experiment: ask_for(session, experiment, want))
 
     def find_allotment(self) -> Allotment:
-        mine = select(Experiment.wants).where(Experiment.id == self.experiment_id)
+        mine = select(ExperimentRow.wants).where(ExperimentRow.id == self.experiment_id)
         wants = database.look(self.database_url, lambda c: c.scalar(mine), self.patience)
         return read_allotment(wants) or Allotment()
 
     def tell(self, notices: Sequence[Notice]) -> None:
-        def work(session: Session, experiment: Experiment) -> None:
+        def work(session: Session, experiment: ExperimentRow) -> None:
             is_of_delivery = all(notice.kind == "delivery" for notice in notices)
             if experiment.state in DRIVEN or (experiment.state in ENDED and is_of_delivery):
                 tell(session, experiment, notices)
@@ -478,19 +488,19 @@ class RecordLedger:
         self._write(work)
 
     def request_pause(self, reason: str) -> None:
-        def work(session: Session, experiment: Experiment) -> None:
+        def work(session: Session, experiment: ExperimentRow) -> None:
             if "pausing" in EXPERIMENT_MOVES[experiment.state]:
                 move_experiment(session, experiment, "pausing", reason=reason)
 
         self._write(work)
 
     def pause(self) -> bool:
-        def work(session: Session, experiment: Experiment) -> bool:
+        def work(session: Session, experiment: ExperimentRow) -> bool:
             if experiment.state == "pausing":
-                mine = select(Trial).where(
-                    Trial.experiment_id == self.experiment_id, Trial.state == "running"
+                mine = select(TrialRow).where(
+                    TrialRow.experiment_id == self.experiment_id, TrialRow.state == "running"
                 )
-                for trial in session.scalars(mine.order_by(Trial.number)):
+                for trial in session.scalars(mine.order_by(TrialRow.number)):
                     interrupt_trial(session, experiment, trial, PAUSED)
                 move_experiment(session, experiment, "paused")
             return experiment.state == "paused"
@@ -498,7 +508,7 @@ class RecordLedger:
         return self._write(work)
 
     def end(self, state: ExperimentEnd, error: str | None = None) -> ExperimentEnd:
-        def work(session: Session, experiment: Experiment) -> ExperimentEnd:
+        def work(session: Session, experiment: ExperimentRow) -> ExperimentEnd:
             # A person who was told that it is cancelled does not find it completed.
             was_cancelled = experiment.state == "cancelling" or experiment.closed
             recorded = "cancelled" if state == "completed" and was_cancelled else state
@@ -508,11 +518,11 @@ class RecordLedger:
 
         return self._write(work)
 
-    def _write(self, work: Callable[[Session, Experiment], T]) -> T:
+    def _write(self, work: Callable[[Session, ExperimentRow], T]) -> T:
         def check_and_work(session: Session) -> T:
             # The experiment's row is locked first: its writers stand in line, and its events come
             # out in the order of their ids.
-            mine = select(Experiment).where(Experiment.id == self.experiment_id)
+            mine = select(ExperimentRow).where(ExperimentRow.id == self.experiment_id)
             experiment = session.scalars(mine.with_for_update()).one()
             self._refuse_if_superseded(experiment.generation)
             return work(session, experiment)
@@ -521,13 +531,13 @@ class RecordLedger:
 
     def _write_rows(
         self,
-        work: Callable[[RowSession, Experiment], T],
+        work: Callable[[RowSession, ExperimentRow], T],
         write: Callable[[str, Callable[[RowSession], T], float], T] = database.write_rows,
     ) -> T:
         """Do the same for what is written for each trial, in a fraction of the time."""
 
         def check_and_work(rows: RowSession) -> T:
-            experiment = rows.get_one(Experiment, self.experiment_id, lock=True)
+            experiment = rows.get_one(ExperimentRow, self.experiment_id, lock=True)
             self._refuse_if_superseded(experiment.generation)
             return work(rows, experiment)
 
@@ -540,8 +550,8 @@ class RecordLedger:
                 f"driver {generation}"
             )
 
-    def _trial(self, session: Rows, number: int, attempt: int | None = None) -> Trial:
-        trial = session.get_one(Trial, (self.experiment_id, number))
+    def _trial(self, session: Rows, number: int, attempt: int | None = None) -> TrialRow:
+        trial = session.get_one(TrialRow, (self.experiment_id, number))
         if attempt is not None and attempt < trial.attempt:
             raise StaleWriteError(
                 f"attempt {attempt} of trial {number} has a successor, attempt {trial.attempt}"
@@ -553,11 +563,11 @@ def load_earlier(
     url: str, experiments: Sequence[str], patience: float
 ) -> list[tuple[Source, TrialEntry]]:
     """Return the trials of some experiments that ended with a value, or diverged."""
-    ended = Trial.experiment_id.in_(experiments), Trial.state.in_(INSTRUCTIVE)
+    ended = TrialRow.experiment_id.in_(experiments), TrialRow.state.in_(INSTRUCTIVE)
     query = (
-        select(Trial)
-        .where(*ended, Trial.lineage.is_(None))
-        .order_by(Trial.experiment_id, Trial.number)
+        select(TrialRow)
+        .where(*ended, TrialRow.lineage.is_(None))
+        .order_by(TrialRow.experiment_id, TrialRow.number)
     )
 
     def work(session: Session) -> list[tuple[Source, TrialEntry]]:
@@ -569,12 +579,12 @@ def load_earlier(
     return database.read(url, work, patience)
 
 
-def _is_by_its_code(trial: Trial) -> bool:
+def _is_by_its_code(trial: TrialRow) -> bool:
     """Tell whether a trial was trained by the code that its hash names, from beginning to end."""
     return trial.scores.get("code") == (trial.config or {}).get("code")
 
 
-def _entry(trial: Trial, reports: dict[int, Metrics], place: Place | None) -> TrialEntry:
+def _entry(trial: TrialRow, reports: dict[int, Metrics], place: Place | None) -> TrialEntry:
     return TrialEntry(
         number=trial.number,
         arm=trial.arm,

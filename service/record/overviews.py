@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session, aliased
 
 from eigensweep.service.record import database
 from eigensweep.service.record.queries import READ_AT_ONCE, TRIAL_SORTS, Queries
-from eigensweep.service.record.tables import UNRANKED, Experiment, Report, Trial
+from eigensweep.service.record.tables import UNRANKED, ExperimentRow, ReportRow, TrialRow
 from eigensweep.workers.shared.messages import Json, Params, Result
 from eigensweep.workers.shared.states import OUTCOMES, RANKED
 
@@ -28,7 +28,7 @@ class ArmRecord:
     name: str
     states: dict[str, int] = field(default_factory=dict)
     """How many trials are in each state."""
-    best: Trial | None = None
+    best: TrialRow | None = None
     """The first in the ranking; None while none is ranked."""
 
 
@@ -66,7 +66,7 @@ class TryRecord:
     """Whether population-based training has replaced it by another one."""
 
 
-def list_arms(queries: Queries, id: str) -> tuple[Experiment, list[ArmRecord]]:
+def list_arms(queries: Queries, id: str) -> tuple[ExperimentRow, list[ArmRecord]]:
     """Return an experiment and its arms, in the order of their first trials.
 
     Raises:
@@ -74,9 +74,9 @@ def list_arms(queries: Queries, id: str) -> tuple[Experiment, list[ArmRecord]]:
     """
     experiment = queries.row(id)
     counted = (
-        select(Trial.arm, Trial.state, func.count(), func.min(Trial.number))
-        .where(Trial.experiment_id == id)
-        .group_by(Trial.arm, Trial.state)
+        select(TrialRow.arm, TrialRow.state, func.count(), func.min(TrialRow.number))
+        .where(TrialRow.experiment_id == id)
+        .group_by(TrialRow.arm, TrialRow.state)
     )
 
     def work(session: Session) -> list[ArmRecord]:
@@ -90,16 +90,16 @@ def list_arms(queries: Queries, id: str) -> tuple[Experiment, list[ArmRecord]]:
     return experiment, database.read(queries.url, work)
 
 
-def list_leaders(queries: Queries, id: str, each: int) -> list[Trial]:
+def list_leaders(queries: Queries, id: str, each: int) -> list[TrialRow]:
     """Return the best trials of every arm, and of those that train the first ones of every arm.
 
     There are up to `each` of both.
     """
 
-    def work(session: Session) -> list[Trial]:
-        training = select(Trial).where(Trial.experiment_id == id, Trial.state == "running")
-        seen: dict[str, list[Trial]] = {}
-        for trial in session.scalars(training.order_by(Trial.number).limit(50 * each)):
+    def work(session: Session) -> list[TrialRow]:
+        training = select(TrialRow).where(TrialRow.experiment_id == id, TrialRow.state == "running")
+        seen: dict[str, list[TrialRow]] = {}
+        for trial in session.scalars(training.order_by(TrialRow.number).limit(50 * each)):
             seen.setdefault(trial.arm, []).append(trial)
         return [
             *_find_leaders(session, id, each),
@@ -109,16 +109,16 @@ def list_leaders(queries: Queries, id: str, each: int) -> list[Trial]:
     return database.read(queries.url, work)
 
 
-def list_reports(queries: Queries, id: str, numbers: Sequence[int]) -> dict[int, list[Report]]:
+def list_reports(queries: Queries, id: str, numbers: Sequence[int]) -> dict[int, list[ReportRow]]:
     """Return the rung reports of some trials, in order of their steps."""
     query = (
-        select(Report)
-        .where(Report.experiment_id == id, Report.number.in_(numbers))
-        .order_by(Report.number, Report.step)
+        select(ReportRow)
+        .where(ReportRow.experiment_id == id, ReportRow.number.in_(numbers))
+        .order_by(ReportRow.number, ReportRow.step)
     )
 
-    def work(session: Session) -> dict[int, list[Report]]:
-        found: dict[int, list[Report]] = {number: [] for number in numbers}
+    def work(session: Session) -> dict[int, list[ReportRow]]:
+        found: dict[int, list[ReportRow]] = {number: [] for number in numbers}
         for report in session.scalars(query):
             found[report.number].append(report)
         return found
@@ -137,21 +137,25 @@ def list_points(
     lineage are left out: their value is not that of one point.
     """
     ended = (
-        Trial.experiment_id == id,
-        Trial.state.in_(OUTCOMES),
-        Trial.value.is_not(None),
-        Trial.lineage.is_(None),
+        TrialRow.experiment_id == id,
+        TrialRow.state.in_(OUTCOMES),
+        TrialRow.value.is_not(None),
+        TrialRow.lineage.is_(None),
     )
 
     def work(session: Session) -> tuple[int, Sequence[Row[int, str, str, float | None, Params]]]:
         count = session.scalars(select(func.count()).where(*ended)).one()
-        chosen = select(Trial.number, Trial.arm, Trial.state, Trial.value, Trial.params)
-        chosen = chosen.where(*ended).order_by(Trial.number)
+        chosen = select(
+            TrialRow.number, TrialRow.arm, TrialRow.state, TrialRow.value, TrialRow.params
+        )
+        chosen = chosen.where(*ended).order_by(TrialRow.number)
         if count > most:
-            best = select(Trial.number).where(Trial.experiment_id == id, Trial.rank < UNRANKED)
+            best = select(TrialRow.number).where(
+                TrialRow.experiment_id == id, TrialRow.rank < UNRANKED
+            )
             best = best.order_by(*BY_VALUE).limit(most // 2)
             stride = -(-2 * count // most)
-            chosen = chosen.where(or_(Trial.number % stride == 0, Trial.number.in_(best)))
+            chosen = chosen.where(or_(TrialRow.number % stride == 0, TrialRow.number.in_(best)))
         return count, session.execute(chosen).all()
 
     queries.row(id)
@@ -163,8 +167,8 @@ def list_racers(queries: Queries, id: str) -> list[RacerRecord]:
 
     Those that diverged are among them, as they took time.
     """
-    known = or_(Trial.rank < UNRANKED, Trial.state == "diverged")
-    chosen = select(Trial).where(Trial.experiment_id == id, known)
+    known = or_(TrialRow.rank < UNRANKED, TrialRow.state == "diverged")
+    chosen = select(TrialRow).where(TrialRow.experiment_id == id, known)
 
     def work(session: Session) -> list[RacerRecord]:
         return [
@@ -177,7 +181,7 @@ def list_racers(queries: Queries, id: str) -> list[RacerRecord]:
                 result=Result.from_dict(trial.result or {}),
                 error=trial.error,
             )
-            for trial in session.scalars(chosen.order_by(Trial.number))
+            for trial in session.scalars(chosen.order_by(TrialRow.number))
         ]
 
     return database.read(queries.url, work)
@@ -189,12 +193,14 @@ def list_tries(queries: Queries, id: str, arm: str | None) -> list[TryRecord]:
     Those that have not ended are among them. Results are large, so only some are in memory at a
     time.
     """
-    columns = (Trial.number, Trial.state, Trial.value, Trial.result)
-    chosen = select(*columns, Trial.cpu_seconds, Trial.gpu_seconds, Trial.lineage.is_not(None))
-    chosen = chosen.where(Trial.experiment_id == id)
+    columns = (TrialRow.number, TrialRow.state, TrialRow.value, TrialRow.result)
+    chosen = select(
+        *columns, TrialRow.cpu_seconds, TrialRow.gpu_seconds, TrialRow.lineage.is_not(None)
+    )
+    chosen = chosen.where(TrialRow.experiment_id == id)
     if arm is not None:
-        chosen = chosen.where(Trial.arm == arm)
-    query = chosen.order_by(Trial.number).execution_options(yield_per=READ_AT_ONCE)
+        chosen = chosen.where(TrialRow.arm == arm)
+    query = chosen.order_by(TrialRow.number).execution_options(yield_per=READ_AT_ONCE)
 
     def read(result: Json | None) -> tuple[dict[str, float], float]:
         found = result or {}
@@ -216,9 +222,9 @@ def list_finished(queries: Queries, id: str) -> dict[str, list[tuple[Params, flo
     Trials with a lineage are left out: their value is not that of one point.
     """
     chosen = (
-        select(Trial.arm, Trial.params, Trial.value)
-        .where(Trial.experiment_id == id, Trial.state.in_(RANKED), Trial.lineage.is_(None))
-        .order_by(Trial.number)
+        select(TrialRow.arm, TrialRow.params, TrialRow.value)
+        .where(TrialRow.experiment_id == id, TrialRow.state.in_(RANKED), TrialRow.lineage.is_(None))
+        .order_by(TrialRow.number)
     )
 
     def work(session: Session) -> dict[str, list[tuple[Params, float]]]:
@@ -234,9 +240,9 @@ def list_finished(queries: Queries, id: str) -> dict[str, list[tuple[Params, flo
 def list_lineages(queries: Queries, id: str) -> list[tuple[int, list[Json]]]:
     """Return number and lineage of each trial that population-based training has replaced."""
     chosen = (
-        select(Trial.number, Trial.lineage)
-        .where(Trial.experiment_id == id, Trial.lineage.is_not(None))
-        .order_by(Trial.number)
+        select(TrialRow.number, TrialRow.lineage)
+        .where(TrialRow.experiment_id == id, TrialRow.lineage.is_not(None))
+        .order_by(TrialRow.number)
     )
 
     def work(session: Session) -> list[tuple[int, list[Json]]]:
@@ -245,14 +251,14 @@ def list_lineages(queries: Queries, id: str) -> list[tuple[int, list[Json]]]:
     return database.read(queries.url, work)
 
 
-def _find_leaders(session: Session, id: str, each: int) -> list[Trial]:
-    place = func.row_number().over(partition_by=Trial.arm, order_by=BY_VALUE)
+def _find_leaders(session: Session, id: str, each: int) -> list[TrialRow]:
+    place = func.row_number().over(partition_by=TrialRow.arm, order_by=BY_VALUE)
     ranked = (
-        select(Trial.number, place.label("place"))
-        .where(Trial.experiment_id == id, Trial.rank < UNRANKED)
+        select(TrialRow.number, place.label("place"))
+        .where(TrialRow.experiment_id == id, TrialRow.rank < UNRANKED)
         .subquery()
     )
-    leader = aliased(Trial)
+    leader = aliased(TrialRow)
     query = (
         select(leader)
         .join(ranked, ranked.c.number == leader.number)

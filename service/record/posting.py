@@ -18,7 +18,7 @@ from eigensweep.service.record.accounts import Quotas, read_quotas
 from eigensweep.service.record.errors import QuotaExceededError
 from eigensweep.service.record.journal import replace_non_finite
 from eigensweep.service.record.rows import RowSession
-from eigensweep.service.record.tables import OPERATOR, Experiment, User
+from eigensweep.service.record.tables import OPERATOR, ExperimentRow, User
 from eigensweep.workers.shared.messages import SpecJson
 from eigensweep.workers.shared.states import ENDED
 
@@ -36,11 +36,11 @@ def make_id() -> str:
 
 def make_row(
     spec: ExperimentSpec, idempotency_key: str | None = None, owner: str = OPERATOR
-) -> Experiment:
+) -> ExperimentRow:
     """Return the row of a queued experiment; its spec was checked before."""
     content, text = _write_json(spec)
     metric = spec.objective_metric
-    return Experiment(
+    return ExperimentRow(
         id=make_id(),
         owner=owner,
         name=spec.name,
@@ -70,7 +70,7 @@ def _write_json(spec: ExperimentSpec) -> tuple[SpecJson, str]:
         return content, json.dumps(content, sort_keys=True)
 
 
-def extend_row(experiment: Experiment, spec: ExperimentSpec) -> None:
+def extend_row(experiment: ExperimentRow, spec: ExperimentSpec) -> None:
     """Give an experiment that is over a spec with more to do, and perhaps another priority."""
     if spec.priority != experiment.spec.get("priority"):
         experiment.priority = spec.priority
@@ -124,7 +124,7 @@ def check_quotas(
     if most is None:
         return
     open_ones = select(func.count()).where(
-        Experiment.owner == owner, Experiment.state.not_in(ENDED)
+        ExperimentRow.owner == owner, ExperimentRow.state.not_in(ENDED)
     )
     has = session.execute(open_ones).scalar_one()
     if has + len(specs) > most:

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from eigensweep.service.record import database
 from eigensweep.service.record.control import Control, lock, was_done
 from eigensweep.service.record.journal import emit, move_experiment
-from eigensweep.service.record.tables import Event, Experiment, Job, Trial
+from eigensweep.service.record.tables import EventRow, ExperimentRow, JobRow, TrialRow
 
 AT_ONCE: Final = 2_000
 """Rows that are removed in one transaction."""
@@ -63,7 +63,7 @@ class Removal(Control):
             move_experiment(session, experiment, "deleting")
             experiment.generation += 1
             now = time.time()
-            job = Job(kind="deletion", key=id, experiment_id=id, owner=experiment.owner)
+            job = JobRow(kind="deletion", key=id, experiment_id=id, owner=experiment.owner)
             job.request, job.created_at, job.due_at = {}, now, now
             session.add(job)
 
@@ -72,25 +72,25 @@ class Removal(Control):
 
         A large one goes in several transactions, between which others may write.
         """
-        for rows in (Trial, Event):
+        for rows in (TrialRow, EventRow):
             while database.write(self.url, partial(_remove_some, rows, id)):
                 pass
 
         def work(session: Session) -> None:
-            experiment = session.get(Experiment, id, with_for_update=True)
+            experiment = session.get(ExperimentRow, id, with_for_update=True)
             if experiment is not None and experiment.state == "deleting":
                 session.delete(experiment)  # the database removes what belongs to it
 
         database.write(self.url, work)
 
 
-def _remove_some(rows: type[Trial] | type[Event], id: str, session: Session) -> int:
+def _remove_some(rows: type[TrialRow] | type[EventRow], id: str, session: Session) -> int:
     """Remove some rows of an experiment that is being deleted; return how many there were."""
-    key = Trial.number if rows is Trial else Event.id
+    key = TrialRow.number if rows is TrialRow else EventRow.id
     some = (
         select(key)
-        .join(Experiment, Experiment.id == rows.experiment_id)
-        .where(rows.experiment_id == id, Experiment.state == "deleting")
+        .join(ExperimentRow, ExperimentRow.id == rows.experiment_id)
+        .where(rows.experiment_id == id, ExperimentRow.state == "deleting")
         .limit(AT_ONCE)
     )
     numbers = session.scalars(some).all()

@@ -27,7 +27,7 @@ from eigensweep.service.record.journal import (
 )
 from eigensweep.service.record.posting import check_quotas, extend_row
 from eigensweep.service.record.rows import RowSession
-from eigensweep.service.record.tables import Experiment, Trial
+from eigensweep.service.record.tables import ExperimentRow, TrialRow
 from eigensweep.service.record.walks import choose, is_in, walk
 from eigensweep.workers.shared.messages import ConfigJson
 from eigensweep.workers.shared.states import RANKED, UNTRAINED
@@ -135,7 +135,7 @@ class Reopening(Control):
         return database.look(self.url, work)
 
 
-def _configure(spec: ExperimentSpec, trial: Trial) -> ConfigJson:
+def _configure(spec: ExperimentSpec, trial: TrialRow) -> ConfigJson:
     """Return a trial's configuration with the budget of a spec, where that is longer.
 
     Raises:
@@ -158,7 +158,7 @@ def _configure(spec: ExperimentSpec, trial: Trial) -> ConfigJson:
     return content
 
 
-def _reopen_failed(rows: RowSession, experiment: Experiment, configs: dict[int, str]) -> int:
+def _reopen_failed(rows: RowSession, experiment: ExperimentRow, configs: dict[int, str]) -> int:
     """Open the failed and stalled trials of an experiment again; return how many there are.
 
     `configs` has the configurations, as JSON, with which they train.
@@ -177,17 +177,17 @@ def _reopen_failed(rows: RowSession, experiment: Experiment, configs: dict[int, 
     return count
 
 
-_FAILED = choose(is_in(UNTRAINED) | (is_in(RANKED) & Trial.error.is_not(None)))
+_FAILED = choose(is_in(UNTRAINED) | (is_in(RANKED) & TrialRow.error.is_not(None)))
 _CANCELLED = choose(is_in(["cancelled"]))
 _LENGTHENED = choose(is_in(["cancelled", *RANKED]))
 
 
-def _check_edition(experiment: Experiment, before: Experiment) -> None:
+def _check_edition(experiment: ExperimentRow, before: ExperimentRow) -> None:
     if experiment.edition != before.edition:
         raise NothingToDoError(f"experiment {before.id} was taken up again in the meantime")
 
 
-def _check_checkpoints(experiment: Experiment) -> None:
+def _check_checkpoints(experiment: ExperimentRow) -> None:
     if experiment.kept in ("best", "none"):
         raise NothingToDoError(
             f"the checkpoints of experiment {experiment.id} were removed (`eigensweep prune`, "
@@ -196,7 +196,7 @@ def _check_checkpoints(experiment: Experiment) -> None:
         )
 
 
-def _check_time_left(experiment: Experiment, limit: float | None) -> None:
+def _check_time_left(experiment: ExperimentRow, limit: float | None) -> None:
     spent = spent_seconds(experiment, time.time())
     if limit is not None and spent >= limit:
         raise NothingToDoError(

@@ -31,7 +31,7 @@ from eigensweep.service.record.errors import (
 )
 from eigensweep.service.record.jobs import PATIENCE, AskedJob, Jobs
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.tables import OPERATOR, Job, JobKind
+from eigensweep.service.record.tables import OPERATOR, JobKind, JobRow
 from eigensweep.service.record.taking_up import take_up
 from eigensweep.workers.reports.messages import FILES, JSON, ReportOutcome, Results, Until
 from eigensweep.workers.reports.results import name_file, read_results
@@ -90,7 +90,7 @@ class ReproductionRecord(AskedJob):
         return 0 if self.until is None else self.until.added
 
     @classmethod
-    def of(cls, job: Job) -> Self:
+    def of(cls, job: JobRow) -> Self:
         read = super().of(job)
         posted: Any = read.experiments
         asked: Any = read.analyses

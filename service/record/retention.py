@@ -19,7 +19,7 @@ from eigensweep.service.record import database
 from eigensweep.service.record.control import Control, lock
 from eigensweep.service.record.errors import NothingToDoError, WrongStateError
 from eigensweep.service.record.journal import emit
-from eigensweep.service.record.tables import Experiment, Job, Trial
+from eigensweep.service.record.tables import ExperimentRow, JobRow, TrialRow
 from eigensweep.workers.shared.checkpoints import Store, trial_key
 from eigensweep.workers.shared.states import ENDED, OPEN_TRIALS
 from eigensweep.workers.shared.thinning import STRICTNESS, Keep, stricter, thin_out
@@ -59,10 +59,10 @@ class Retention(Control):
         """
         experiment = lock(session, id)
         self.check_prunable(experiment)
-        job = session.get(Job, ("pruning", id))
+        job = session.get(JobRow, ("pruning", id))
         if job is None:
             now = time.time()
-            job = Job(kind="pruning", key=id, experiment_id=id, owner=experiment.owner)
+            job = JobRow(kind="pruning", key=id, experiment_id=id, owner=experiment.owner)
             job.created_at, job.due_at = now, now
             session.add(job)
         asked: Keep | None = job.request["keep"] if job.request else None
@@ -71,7 +71,7 @@ class Retention(Control):
         emit(session, experiment, "experiment.pruned", reason=keep)
 
     @staticmethod
-    def check_prunable(experiment: Experiment, ended_before: float | None = None) -> None:
+    def check_prunable(experiment: ExperimentRow, ended_before: float | None = None) -> None:
         """Refuse to remove checkpoints of an experiment that may need them, or is too young.
 
         Raises:
@@ -90,9 +90,9 @@ class Retention(Control):
 
     def list_names(self, owner: str | None = None) -> list[Named]:
         """Return who and what each experiment is, of all users or of one."""
-        query = select(Experiment.id, Experiment.name, Experiment.owner)
+        query = select(ExperimentRow.id, ExperimentRow.name, ExperimentRow.owner)
         if owner is not None:
-            query = query.where(Experiment.owner == owner)
+            query = query.where(ExperimentRow.owner == owner)
         return database.read(
             self.url, lambda session: [Named(*row) for row in session.execute(query)]
         )
@@ -108,29 +108,33 @@ class Retention(Control):
             each for each in STRICTNESS if each and STRICTNESS[each] < STRICTNESS[keep]
         ]
         wanted: list[ColumnElement[bool]] = [
-            Experiment.state.in_(ENDED),
-            Experiment.tracked.is_(True),
+            ExperimentRow.state.in_(ENDED),
+            ExperimentRow.tracked.is_(True),
             or_(
-                Experiment.kept.is_(None),
-                Experiment.kept.in_(milder),
-                Experiment.pruned_at < Experiment.finished_at,
+                ExperimentRow.kept.is_(None),
+                ExperimentRow.kept.in_(milder),
+                ExperimentRow.pruned_at < ExperimentRow.finished_at,
             ),
         ]
         if ended_before is not None:
-            wanted.append(Experiment.finished_at <= ended_before)
+            wanted.append(ExperimentRow.finished_at <= ended_before)
         if owner is not None:
-            wanted.append(Experiment.owner == owner)
-        query = select(Experiment.id).where(*wanted).order_by(Experiment.finished_at, Experiment.id)
+            wanted.append(ExperimentRow.owner == owner)
+        query = (
+            select(ExperimentRow.id)
+            .where(*wanted)
+            .order_by(ExperimentRow.finished_at, ExperimentRow.id)
+        )
         return database.read(self.url, lambda session: list(session.scalars(query)))
 
     def list_ended_trials(self, id: str) -> list[EndedTrial]:
         """Return the trials of an experiment that are over; none if it goes on, or is gone."""
         query = (
-            select(Trial.number, Trial.attempt)
-            .join(Experiment, Experiment.id == Trial.experiment_id)
-            .where(Trial.experiment_id == id, Trial.state.not_in(OPEN_TRIALS))
-            .where(Experiment.state.in_(ENDED))
-            .order_by(Trial.number)
+            select(TrialRow.number, TrialRow.attempt)
+            .join(ExperimentRow, ExperimentRow.id == TrialRow.experiment_id)
+            .where(TrialRow.experiment_id == id, TrialRow.state.not_in(OPEN_TRIALS))
+            .where(ExperimentRow.state.in_(ENDED))
+            .order_by(TrialRow.number)
         )
         return database.read(
             self.url, lambda session: [EndedTrial(*row) for row in session.execute(query)]
@@ -150,8 +154,8 @@ class Retention(Control):
     @database.transaction
     def set_pruned(self, session: Session, id: str, keep: Keep) -> None:
         """Record that nothing is left to be removed by a rule."""
-        experiment = session.get(Experiment, id, with_for_update=True)
-        job = session.get(Job, ("pruning", id))
+        experiment = session.get(ExperimentRow, id, with_for_update=True)
+        job = session.get(JobRow, ("pruning", id))
         if experiment is not None and job is not None and job.request["keep"] == keep:
             session.delete(job)
             experiment.pruned_at = time.time()

@@ -15,7 +15,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session, defer
 
 from eigensweep.service.record import database
-from eigensweep.service.record.tables import Experiment, Trial
+from eigensweep.service.record.tables import ExperimentRow, TrialRow
 from eigensweep.workers.shared.fair_shares import Allotment, Contender, Want, allot, share_out
 from eigensweep.workers.shared.messages import Json
 from eigensweep.workers.shared.states import PHASES
@@ -54,7 +54,7 @@ class Shares:
             database.write(self._url, partial(_put, changed))
 
 
-def ask_for(session: Session, experiment: Experiment, want: Want) -> None:
+def ask_for(session: Session, experiment: ExperimentRow, want: Want) -> None:
     """Record what an experiment wants; what it may have stays, and is computed if it is missing."""
     known = (experiment.wants or {}).get(ALLOTMENT)
     experiment.wants = {**want.to_dict(), ALLOTMENT: known}
@@ -75,12 +75,17 @@ def _read(session: Session) -> list[tuple[Contender, Allotment | None]]:
     """Return the experiments whose trials run or may run, with what is known of each share."""
     running = (
         select(func.count())
-        .where(Trial.experiment_id == Experiment.id, Trial.state == "running")
+        .where(TrialRow.experiment_id == ExperimentRow.id, TrialRow.state == "running")
         .scalar_subquery()
     )
-    columns = Experiment.id, Experiment.owner, Experiment.priority, Experiment.created_at
-    query = select(*columns, Experiment.wants, running).where(
-        Experiment.state.in_(PHASES), Experiment.wants.is_not(None)
+    columns = (
+        ExperimentRow.id,
+        ExperimentRow.owner,
+        ExperimentRow.priority,
+        ExperimentRow.created_at,
+    )
+    query = select(*columns, ExperimentRow.wants, running).where(
+        ExperimentRow.state.in_(PHASES), ExperimentRow.wants.is_not(None)
     )
     return [
         (
@@ -93,10 +98,10 @@ def _read(session: Session) -> list[tuple[Contender, Allotment | None]]:
 
 def _put(changed: dict[str, Json], session: Session) -> None:
     rows = (
-        select(Experiment)
-        .where(Experiment.id.in_(changed))
-        .options(defer(Experiment.spec))
-        .order_by(Experiment.id)
+        select(ExperimentRow)
+        .where(ExperimentRow.id.in_(changed))
+        .options(defer(ExperimentRow.spec))
+        .order_by(ExperimentRow.id)
         .with_for_update()
     )
     for row in session.scalars(rows):

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from eigensweep.service.record import database
 from eigensweep.service.record.analyses import AnalysisRecord
 from eigensweep.service.record.reproductions import ReproductionRecord
-from eigensweep.service.record.tables import Job
+from eigensweep.service.record.tables import JobRow
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +36,8 @@ def take_over(url: str, home: Path) -> None:
                 logger.warning("a state is not taken over path=%s: %s", path, error)
                 continue
 
-            def work(session: Session, job: Job = job) -> None:
-                if session.get(Job, (job.kind, job.key)) is None:
+            def work(session: Session, job: JobRow = job) -> None:
+                if session.get(JobRow, (job.kind, job.key)) is None:
                     session.merge(job)
 
             database.write(url, work)
@@ -46,7 +46,7 @@ def take_over(url: str, home: Path) -> None:
                 path.with_name("request.json").unlink(missing_ok=True)
 
 
-def _read_analysis(folder: Path, state: dict[str, Any]) -> Job:
+def _read_analysis(folder: Path, state: dict[str, Any]) -> JobRow:
     subject: dict[str, Any] = {}
     try:
         whole = json.loads((folder / "request.json").read_bytes())
@@ -57,5 +57,5 @@ def _read_analysis(folder: Path, state: dict[str, Any]) -> Job:
     return AnalysisRecord(**state, subject=subject).to_job()
 
 
-def _read_reproduction(folder: Path, state: dict[str, Any]) -> Job:
+def _read_reproduction(folder: Path, state: dict[str, Any]) -> JobRow:
     return ReproductionRecord(**state).to_job()

@@ -126,7 +126,7 @@ class Base(DeclarativeBase):
     )
 
 
-class Experiment(Base):
+class ExperimentRow(Base):
     """One posted experiment: its place in the queue, its state, and its newest driver."""
 
     __tablename__ = "experiments"
@@ -205,7 +205,7 @@ class Experiment(Base):
     """Digest of the posted body; it differs if the same key comes with another body."""
 
 
-class Trial(Base):
+class TrialRow(Base):
     """One configuration of an experiment."""
 
     __tablename__ = "trials"
@@ -287,7 +287,7 @@ def _of_trial() -> ForeignKeyConstraint:
     )
 
 
-class Attempt(Base):
+class AttemptRow(Base):
     """One process of a trial: where it ran, and why it ended early, if it did."""
 
     __tablename__ = "attempts"
@@ -306,7 +306,7 @@ class Attempt(Base):
     place: Mapped[Json] = mapped_column(JsonColumn, default=dict)
 
 
-class Report(Base):
+class ReportRow(Base):
     """What a trial reported at a rung."""
 
     __tablename__ = "reports"
@@ -331,7 +331,7 @@ class Webhook(Base):
     url: Mapped[str] = mapped_column(Text, primary_key=True)
 
 
-class Job(Base):
+class JobRow(Base):
     """Something that the service does beside experiments, until it is done or given up."""
 
     __tablename__ = "jobs"
@@ -373,7 +373,7 @@ class Leader(Base):
     heartbeat_at: Mapped[float] = mapped_column(Double)
 
 
-class Event(Base):
+class EventRow(Base):
     """Something that happened. It is written in the transaction of the change it reports."""
 
     __tablename__ = "events"

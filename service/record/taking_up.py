@@ -18,7 +18,7 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record import database
 from eigensweep.service.record.journal import budget_of, replace_non_finite
 from eigensweep.service.record.posting import make_row
-from eigensweep.service.record.tables import UNRANKED, Experiment, Trial
+from eigensweep.service.record.tables import UNRANKED, ExperimentRow, TrialRow
 from eigensweep.workers.reports.messages import KeptExperiment, KeptTrial, Results
 from eigensweep.workers.reports.results import join_blocks
 from eigensweep.workers.shared.checkpoints import Store, replicate_key, trial_key
@@ -51,7 +51,7 @@ def _take_up(
     storage: str,
 ) -> None:
     row = _make_row(results, experiment, len(trials))
-    same = select(Experiment.id).where(Experiment.idempotency_key == row.idempotency_key)
+    same = select(ExperimentRow.id).where(ExperimentRow.idempotency_key == row.idempotency_key)
     if database.read(url, lambda session: session.scalars(same).first()) is not None:
         return
     rows = [_make_trial(results, each, row) for each in trials]
@@ -66,7 +66,7 @@ def _take_up(
     database.write(url, work)
 
 
-def _make_row(results: Results, experiment: KeptExperiment, total: int) -> Experiment:
+def _make_row(results: Results, experiment: KeptExperiment, total: int) -> ExperimentRow:
     spec = ExperimentSpec.from_stored(experiment.spec)
     words = f"Results that were taken up from a file, trained on {results.origin}"
     spec = spec.model_copy(update={"name": f"{spec.name}, taken up", "description": words})
@@ -78,12 +78,12 @@ def _make_row(results: Results, experiment: KeptExperiment, total: int) -> Exper
     return row
 
 
-def _make_trial(results: Results, trial: KeptTrial, row: Experiment) -> Trial:
+def _make_trial(results: Results, trial: KeptTrial, row: ExperimentRow) -> TrialRow:
     result, config = _add_origin(trial, results.origin), dict(trial.config or {})
     state, rank = "diverged" if result.outcome == "diverged" else "completed", UNRANKED
     if state in RANKED and result.value is not None:
         rank = sign(row.better) * result.value
-    return Trial(
+    return TrialRow(
         experiment_id=row.id,
         number=trial.number,
         arm=trial.arm,

@@ -8,22 +8,22 @@ from sqlalchemy.orm import Session
 
 from eigensweep.service.record import database
 from eigensweep.service.record.queries import count_states
-from eigensweep.service.record.tables import Experiment, Job
+from eigensweep.service.record.tables import ExperimentRow, JobRow
 from eigensweep.workers.shared.messages import Json
 from eigensweep.workers.shared.states import RANKED
 
 
-def make_message(url: str, job: Job) -> Json | None:
+def make_message(url: str, job: JobRow) -> Json | None:
     """Return the content of a message; None if its experiment was deleted meanwhile."""
 
     def work(session: Session) -> Json | None:
-        experiment = session.get(Experiment, job.experiment_id)
+        experiment = session.get(ExperimentRow, job.experiment_id)
         return None if experiment is None else _describe(session, experiment, job)
 
     return database.read(url, work)
 
 
-def _describe(session: Session, experiment: Experiment, job: Job) -> Json:
+def _describe(session: Session, experiment: ExperimentRow, job: JobRow) -> Json:
     counts = count_states(session, [experiment.id])[experiment.id]
     trials = {state: count.trials for state, count in sorted(counts.items())}
     error = experiment.error.strip().rsplit("\n", 1)[-1][:300] if experiment.error else None

@@ -13,7 +13,7 @@ from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.api.schemas import Answer, read_place
 from eigensweep.service.api.written import DescribedRoute
 from eigensweep.service.record.activity import Use, read_activity
-from eigensweep.service.record.tables import Experiment
+from eigensweep.service.record.tables import ExperimentRow
 from eigensweep.workers.cluster.nodes import Node
 from eigensweep.workers.shared.fair_shares import Want
 from eigensweep.workers.shared.states import DRIVEN, ExperimentState
@@ -196,7 +196,7 @@ def get_cluster(service: TheService) -> ClusterNow:
     )
 
 
-def _describe_drivers(service: Service, driven: Sequence[Experiment]) -> DriversNow:
+def _describe_drivers(service: Service, driven: Sequence[ExperimentRow]) -> DriversNow:
     kept = service.settings.driver_bytes
     processes = _find_drivers(driven, kept)
     return DriversNow(
@@ -208,7 +208,7 @@ def _describe_drivers(service: Service, driven: Sequence[Experiment]) -> Drivers
     )
 
 
-def _find_drivers(driven: Iterable[Experiment], kept: int) -> list[DriverNow]:
+def _find_drivers(driven: Iterable[ExperimentRow], kept: int) -> list[DriverNow]:
     """Return the drivers' processes, as they say; `kept` bytes count for one that has not."""
     aboard: dict[int | str, list[tuple[str, Want]]] = defaultdict(list)
     for row in driven:
@@ -260,7 +260,7 @@ def _find_engines(uses: Iterable[Use]) -> list[EngineNow]:
     ]
 
 
-def _explain(service: Service, row: Experiment, waiting: int, driven: int) -> str | None:
+def _explain(service: Service, row: ExperimentRow, waiting: int, driven: int) -> str | None:
     """Return why an experiment, or some of its trials, wait; None if nothing does.
 
     `driven` experiments have a driver now.

@@ -33,7 +33,7 @@ from eigensweep.service.record.overviews import (
     list_points,
     list_reports,
 )
-from eigensweep.service.record.tables import Experiment, Report, Trial
+from eigensweep.service.record.tables import ExperimentRow, ReportRow, TrialRow
 from eigensweep.workers.shared.checkpoints import PIECE, Store, trial_key
 from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.kept_files import BEST
@@ -350,12 +350,12 @@ def _read(service: Service, file: IO[bytes]) -> Iterator[bytes]:
             yield piece
 
 
-def make_arms(experiment: Experiment, arms: Sequence[ArmRecord]) -> Arms:
+def make_arms(experiment: ExperimentRow, arms: Sequence[ArmRecord]) -> Arms:
     """Return the answer on an experiment's arms."""
     return Arms(items=[_make_arm(experiment, arm) for arm in arms])
 
 
-def make_published(experiment: Experiment, arms: Sequence[ArmRecord]) -> PublishedNumbers:
+def make_published(experiment: ExperimentRow, arms: Sequence[ArmRecord]) -> PublishedNumbers:
     """Return the answer on the paper's numbers that an experiment's spec gives."""
     best = {arm.name: arm.best for arm in arms}
     spec = ExperimentSpec.from_stored(experiment.spec)
@@ -385,7 +385,7 @@ def _find_differences(spec: ExperimentSpec) -> str:
     )
 
 
-def _make_arm(experiment: Experiment, arm: ArmRecord) -> ArmNow:
+def _make_arm(experiment: ExperimentRow, arm: ArmRecord) -> ArmNow:
     best = arm.best
     found = {} if best is None else _summarize(best)
     value = found.get("value")
@@ -405,7 +405,7 @@ def _make_arm(experiment: Experiment, arm: ArmRecord) -> ArmNow:
     )
 
 
-def _summarize(trial: Trial) -> dict[str, Summary]:
+def _summarize(trial: TrialRow) -> dict[str, Summary]:
     """Return a trial's numbers over its seeds; those of the whole trial, where none is known."""
     result = trial.scores
     seeds = result.get("by_replicate") or [result]
@@ -417,8 +417,8 @@ def _choose(found: Mapping[str, Summary], part: str) -> dict[str, Summary]:
 
 
 def _make_published(
-    experiment: Experiment,
-    best: Mapping[str, Trial | None],
+    experiment: ExperimentRow,
+    best: Mapping[str, TrialRow | None],
     paper: PublishedNumber,
     differs: str,
 ) -> PublishedNow:
@@ -437,7 +437,7 @@ def _make_published(
 
 
 def _measure(
-    experiment: Experiment, best: Mapping[str, Trial | None], paper: PublishedNumber
+    experiment: ExperimentRow, best: Mapping[str, TrialRow | None], paper: PublishedNumber
 ) -> tuple[Summary | None, str | None]:
     """Return what this experiment measured of a published number; or None, and why."""
     metric, arm = paper.metric, paper.arm
@@ -458,7 +458,7 @@ def _measure(
     return found, None if found else f"the best trial of '{arm}' has no '{metric}'"
 
 
-def _find_keys(trial: Trial) -> list[tuple[int, str]]:
+def _find_keys(trial: TrialRow) -> list[tuple[int, str]]:
     """Return each seed of a trial, with the key under which the store keeps its training."""
     source = trial.scores.get("reused_from")
     place = (
@@ -471,7 +471,10 @@ def _find_keys(trial: Trial) -> list[tuple[int, str]]:
 
 
 def _refuse_unknown_metric(
-    store: Store, leaders: Sequence[Trial], reports: Mapping[int, Sequence[Report]], metric: str
+    store: Store,
+    leaders: Sequence[TrialRow],
+    reports: Mapping[int, Sequence[ReportRow]],
+    metric: str,
 ) -> None:
     """Refuse a metric that no curve holds; while there is no curve at all, none is unknown."""
     names = {name for trial in leaders for r in reports[trial.number] for name in r.metrics}
@@ -491,7 +494,7 @@ def _refuse_unknown_metric(
 
 
 def _make_curve(
-    store: Store, trial: Trial, reports: Sequence[Report], metric: str, points: int
+    store: Store, trial: TrialRow, reports: Sequence[ReportRow], metric: str, points: int
 ) -> CurveNow:
     seeds = [store.sample(key, metric, points) for _, key in _find_keys(trial)]
     if not any(seeds):
