@@ -17,7 +17,7 @@ from eigensweep.search_spaces.errors import UnknownMetricError
 from eigensweep.search_spaces.labels import format_share
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.planning import find_seeds
-from eigensweep.service.api.schemas import Answer, Metric, SummaryNow
+from eigensweep.service.api.schemas import AnswerModel, Metric, SummaryNow
 from eigensweep.service.record.errors import ConflictError, NotFoundError
 from eigensweep.service.record.queries import Queries
 from eigensweep.service.record.tables import ExperimentRow, TrialRow
@@ -49,7 +49,7 @@ TRAINING_ONLY = ("batch_size",)
 """Fields of a task that change how it trains, and not what is scored."""
 
 
-class Side(Answer):
+class Side(AnswerModel):
     """One of the trials that are compared."""
 
     name: str = Field(description="What was asked for")
@@ -71,7 +71,7 @@ class Side(Answer):
     test: SummaryNow | None = Field(description="On test data, at the same step")
 
 
-class LookNow(Answer):
+class LookNow(AnswerModel):
     """What the first so many seeds say."""
 
     seeds: int
@@ -81,7 +81,7 @@ class LookNow(Answer):
     e_value: float
 
 
-class PlanNow(Answer):
+class PlanNow(AnswerModel):
     """What it takes to decide a difference of a given size, by the spread so far."""
 
     difference: float
@@ -91,7 +91,7 @@ class PlanNow(Answer):
     )
 
 
-class SoFarNow(Answer):
+class SoFarNow(AnswerModel):
     """What the seeds say so far, where more may be added and looked at, one after another."""
 
     e_value: float = Field(
@@ -119,7 +119,7 @@ class SoFarNow(Answer):
     )
 
 
-class DifferenceNow(Answer):
+class DifferenceNow(AnswerModel):
     """What the first side has more than the second, over the seeds that both have."""
 
     verdict: Verdict = Field(description="Of the first side, by the corrected p-value")
@@ -143,7 +143,7 @@ class DifferenceNow(Answer):
     )
 
 
-class Pair(Answer):
+class Pair(AnswerModel):
     """Two sides, compared on validation and on test data."""
 
     first: str
@@ -152,7 +152,7 @@ class Pair(Answer):
     test: DifferenceNow
 
 
-class Comparison(Answer):
+class Comparison(AnswerModel):
     """Every pair of the sides, with all that is needed to cite it."""
 
     method: str = Field(description="The test that was used")

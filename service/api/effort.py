@@ -24,7 +24,7 @@ from eigensweep.service.api.comparison import (
     is_number,
     list_differing,
 )
-from eigensweep.service.api.schemas import Answer, Metric
+from eigensweep.service.api.schemas import AnswerModel, Metric
 from eigensweep.service.record.overviews import TryRecord, list_tries
 from eigensweep.service.record.queries import Queries
 from eigensweep.workers.shared.effort import (
@@ -43,7 +43,7 @@ METHOD = (
 )
 
 
-class EffortPoint(Answer):
+class EffortPoint(AnswerModel):
     """What the best of so many trials comes to on test data."""
 
     trials: int
@@ -54,7 +54,7 @@ class EffortPoint(Answer):
     high: float = Field(description="Upper end of the same")
 
 
-class EffortSide(Answer):
+class EffortSide(AnswerModel):
     """The search that a name stands for."""
 
     name: str
@@ -74,7 +74,7 @@ class EffortSide(Answer):
     words: str = Field(description="What was counted, as a sentence")
 
 
-class EffortPair(Answer):
+class EffortPair(AnswerModel):
     """Two searches at equal effort; first minus second."""
 
     first: str
@@ -90,7 +90,7 @@ class EffortPair(Answer):
     words: str = Field(description="All of it as a sentence")
 
 
-class Effort(Answer):
+class Effort(AnswerModel):
     """Arms and experiments at equal tuning effort."""
 
     method: str

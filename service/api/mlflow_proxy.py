@@ -23,7 +23,7 @@ from eigensweep.service.api.errors import ProblemItem, answer_error, problem
 from eigensweep.service.api.mlflow_requests import (
     CHANGES,
     GRAPHQL,
-    Change,
+    MlflowChange,
     is_own_tag,
     is_query,
     is_read,
@@ -116,7 +116,7 @@ class MlflowProxy:
             content["query"] = query
         return await self._ask(request, content)
 
-    async def _check(self, request: Request, caller: Caller, change: Change) -> Json:
+    async def _check(self, request: Request, caller: Caller, change: MlflowChange) -> Json:
         """Return the body of a change that the caller may make."""
         content = await _read_body(request)
         if "run_uuid" in content:  # MLflow's older name, which its pages send

@@ -42,7 +42,7 @@ KEPT: Final = 1000
 ones. They take a few kilobytes each."""
 
 
-class Answer(BaseModel):
+class AnswerModel(BaseModel):
     """A part of an answer: its fields are attributes of what it is made of, seconds are times."""
 
     model_config = ConfigDict(frozen=True, from_attributes=True)
@@ -69,7 +69,7 @@ class PageAsked(Asked):
     )
 
 
-class Page(Answer, Generic[Item]):
+class Page(AnswerModel, Generic[Item]):
     """A page of a list."""
 
     items: list[Item]
@@ -78,7 +78,7 @@ class Page(Answer, Generic[Item]):
     )
 
 
-class Metric(Answer):
+class Metric(AnswerModel):
     """The number that trials are ranked by."""
 
     name: str = Field(examples=["cross_entropy"])
@@ -86,7 +86,7 @@ class Metric(Answer):
     better: Better
 
 
-class SummaryNow(Answer):
+class SummaryNow(AnswerModel):
     """What several trainings of one configuration gave."""
 
     mean: float
@@ -99,7 +99,7 @@ class SummaryNow(Answer):
     high: float | None = Field(description="Upper end of the same")
 
 
-class ProgressNow(Answer):
+class ProgressNow(AnswerModel):
     """Trials by state, and optimizer steps: done, and to be expected."""
 
     total: int | None = Field(
@@ -127,7 +127,7 @@ class ProgressNow(Answer):
     )
 
 
-class ReportNow(Answer):
+class ReportNow(AnswerModel):
     """What a trial reported at a rung."""
 
     step: int
@@ -135,7 +135,7 @@ class ReportNow(Answer):
     metrics: Metrics
 
 
-class TakeoverNow(Answer):
+class TakeoverNow(AnswerModel):
     """How population-based training replaced a trial."""
 
     step: int = Field(description="Where that was")
@@ -145,7 +145,7 @@ class TakeoverNow(Answer):
     params: dict[str, Scalar] = Field(description="What it went on with, by dotted path")
 
 
-class AttemptNow(Answer):
+class AttemptNow(AnswerModel):
     """One process of a trial. There are several if a process was lost, or in a population."""
 
     attempt: int
@@ -161,7 +161,7 @@ class AttemptNow(Answer):
     )
 
 
-class UsageNow(Answer):
+class UsageNow(AnswerModel):
     """What was used so far, up to the newest reports."""
 
     trial_seconds: float = Field(description="Seconds for which trials had a process, summed up")
@@ -177,14 +177,14 @@ class UsageNow(Answer):
         return cls(trial_seconds=source.trial_seconds, cpu_hours=cpu, gpu_hours=gpu, **more)
 
 
-class TrialLinks(Answer):
+class TrialLinks(AnswerModel):
     """Paths and addresses of a trial."""
 
     self: str
     mlflow: str | None = Field(description="Its run on MLflow's pages; null before there is one")
 
 
-class TrialHead(Answer):
+class TrialHead(AnswerModel):
     """The best trial of an experiment in a list."""
 
     number: int
@@ -243,7 +243,7 @@ class TrialNow(TrialSummary):
     attempts: list[AttemptNow]
 
 
-class NoticeNow(Answer):
+class NoticeNow(AnswerModel):
     """Why an experiment that runs comes on more slowly than it could."""
 
     kind: NoticeKind
@@ -252,7 +252,7 @@ class NoticeNow(Answer):
     until: datetime | None = Field(description="When that node is tried again; else null")
 
 
-class HeadLinks(Answer):
+class HeadLinks(AnswerModel):
     """Paths and addresses of an experiment in a list."""
 
     self: str
@@ -281,7 +281,7 @@ class ExperimentLinks(HeadLinks):
     delete: str
 
 
-class ExperimentSummary(Answer):
+class ExperimentSummary(AnswerModel):
     """An experiment in a list: its progress and the head of its best trial, without its spec."""
 
     id: str

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Schedule:
+class RetentionRule:
     """The rule by which the service removes checkpoints by itself."""
 
     keep: Keep | None
@@ -49,7 +49,7 @@ class PruningHandler(Handler):
     longest_pause: ClassVar[float] = 60.0
     record: Record
     store: Store
-    schedule: Schedule
+    schedule: RetentionRule
     files: threading.Lock
     """Held while files of an experiment are removed; who deletes experiments holds it, too."""
     clock: Callable[[], float] = time.time

@@ -17,7 +17,7 @@ from eigensweep.service.record.queries import Queries
 from eigensweep.service.record.tables import ExperimentRow, TrialRow
 from eigensweep.workers.analyses import ANALYSES
 from eigensweep.workers.analyses.base import (
-    Analysis,
+    AnalysisMethod,
     ExperimentSubject,
     Options,
     TrialOptions,
@@ -78,7 +78,7 @@ def complete_request(request: AnalysisRequest, queries: Queries, storage: str) -
     return AnalysisSpec(request.name, options.model_dump(mode="json"), trial, experiment)
 
 
-def _check_subject(request: AnalysisRequest, analysis: Analysis[Any, Any, Any]) -> None:
+def _check_subject(request: AnalysisRequest, analysis: AnalysisMethod[Any, Any, Any]) -> None:
     name = request.name
     needed = {"trial": ("experiment", "trial"), "experiment": ("experiment",), "matrices": ()}
     for part in ("experiment", "trial"):
@@ -90,7 +90,7 @@ def _check_subject(request: AnalysisRequest, analysis: Analysis[Any, Any, Any]) 
             raise SpecError(part, f"{name} looks at {what}; leave '{part}' out")
 
 
-def _check_options(request: AnalysisRequest, analysis: Analysis[Any, Any, Any]) -> Options:
+def _check_options(request: AnalysisRequest, analysis: AnalysisMethod[Any, Any, Any]) -> Options:
     try:
         return analysis.Options.model_validate(request.options)
     except ValidationError as error:

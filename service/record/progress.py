@@ -16,7 +16,7 @@ EMPTY = StateCount(0, 0, 0)
 
 
 @dataclass(frozen=True)
-class Progress:
+class ExperimentProgress:
     """Trials by state, and optimizer steps: done, and to be expected."""
 
     total: int | None
@@ -35,7 +35,7 @@ class Progress:
 
 def compute_progress(
     experiment: ExperimentRow, counts: Mapping[str, StateCount], now: float
-) -> Progress:
+) -> ExperimentProgress:
     """Return the progress of an experiment whose trials have these counts by state."""
     trials = {str(state): counts.get(state, EMPTY).trials for state in TRIAL_STATES}
     # A reused trial costs nothing here: its steps were done elsewhere.
@@ -51,7 +51,7 @@ def compute_progress(
         fraction = None
     else:
         fraction = _fraction(experiment, trials, done, total)
-    return Progress(
+    return ExperimentProgress(
         total=experiment.total,
         trials=trials,
         steps_done=done,

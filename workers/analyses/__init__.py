@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from eigensweep.workers.analyses.base import Analysis
+from eigensweep.workers.analyses.base import AnalysisMethod
 from eigensweep.workers.analyses.copying_solution import CopyingSolution
 from eigensweep.workers.analyses.gradient_norms import GradientNorms
 from eigensweep.workers.analyses.hidden_states import HiddenStates
@@ -19,7 +19,7 @@ from eigensweep.workers.analyses.linear_memory import FisherMemory, TransientNor
 from eigensweep.workers.analyses.size_study import SizeStudy
 from eigensweep.workers.analyses.spectra import Spectra
 
-ANALYSES: dict[str, Analysis[Any, Any, Any]] = {
+ANALYSES: dict[str, AnalysisMethod[Any, Any, Any]] = {
     "gradient_norms": GradientNorms(),
     "hidden_states": HiddenStates(),
     "spectra": Spectra(),

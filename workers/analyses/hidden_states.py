@@ -12,7 +12,7 @@ from eigensweep.models.analysis.hidden_traces import hidden_trace, mean_between,
 from eigensweep.search_spaces.labels import say_count
 from eigensweep.tasks.base import Shapes
 from eigensweep.workers.analyses.base import (
-    Analysis,
+    AnalysisMethod,
     Content,
     Findings,
     Folders,
@@ -56,7 +56,7 @@ class HiddenStatesContent(Content):
     """Mean movement before the first mark, between marks, and after the last one."""
 
 
-class HiddenStates(Analysis[HiddenStatesOptions, TrialSubject, HiddenStatesContent]):
+class HiddenStates(AnalysisMethod[HiddenStatesOptions, TrialSubject, HiddenStatesContent]):
     """Each unit of the hidden state over the steps of one sequence, with the marked steps.
 
     The sequence is from the batch that training would use next. The marked steps are those of the

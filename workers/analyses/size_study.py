@@ -13,7 +13,7 @@ from eigensweep.direction import best, sign
 from eigensweep.search_spaces.trial import Strict
 from eigensweep.tasks.base import Metric, TaskConfig
 from eigensweep.workers.analyses.base import (
-    Analysis,
+    AnalysisMethod,
     Content,
     ExperimentSubject,
     Findings,
@@ -104,7 +104,7 @@ class SizeStudyContent(Content):
     """Ordered by line, then by size."""
 
 
-class SizeStudy(Analysis[SizeStudyOptions, ExperimentSubject, SizeStudyContent]):
+class SizeStudy(AnalysisMethod[SizeStudyOptions, ExperimentSubject, SizeStudyContent]):
     """Curves for each size of a model, and the final value against the size.
 
     Each arm is a line of its own. If every size is an arm, as in the preset

@@ -13,7 +13,7 @@ from eigensweep.models import MODELS
 from eigensweep.models.analysis.spectra import recurrent_spectra
 from eigensweep.search_spaces.trial import Strict, TrialConfig
 from eigensweep.workers.analyses.base import (
-    Analysis,
+    AnalysisMethod,
     Content,
     Findings,
     Folders,
@@ -69,7 +69,7 @@ class SpectraContent(Content):
     """`whole` is W; if the state has several parts, each part's own block follows."""
 
 
-class Spectra(Analysis[SpectraOptions, TrialSubject, SpectraContent]):
+class Spectra(AnalysisMethod[SpectraOptions, TrialSubject, SpectraContent]):
     """Eigenvalues and singular values of the recurrent matrix over training.
 
     A trial trained with `training.spectra` has kept them at every evaluation. For any other trial

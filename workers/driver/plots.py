@@ -49,7 +49,7 @@ class ArmOrder(TypedDict):
     """The objective of each trial."""
 
 
-class Order(TypedDict):
+class PlotOrder(TypedDict):
     """What is to be drawn."""
 
     metric: str
@@ -77,7 +77,7 @@ class Trees(BaseImportanceEvaluator):
         return dict(sorted(shares.items(), key=lambda each: -each[1]))
 
 
-def draw(folder: Path, order: Order) -> None:
+def draw(folder: Path, order: PlotOrder) -> None:
     """Write the history of the search, and three plots of each arm that varies something.
 
     The measure of importance is that of `workers/driver/importance.py`, which says why.

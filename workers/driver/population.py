@@ -81,7 +81,7 @@ def change(
     return changed
 
 
-class Round:
+class PopulationRound:
     """The round that the population is in: from the step of the last one's end to the next."""
 
     def __init__(self, spec: ExperimentSpec, step: int) -> None:

@@ -36,7 +36,7 @@ from eigensweep.workers.shared.results import rank
 from eigensweep.workers.shared.states import RANKED, ExperimentEnd
 
 if TYPE_CHECKING:
-    from eigensweep.workers.driver.plots import Order
+    from eigensweep.workers.driver.plots import PlotOrder
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ class _Drawn:
         metric, space = spec.objective_metric, spec.space()
         self.count = 0
         self._labels = {arm: shorten_paths(space.axes(arm)) for arm in space.arms}
-        self.order: Order = {
+        self.order: PlotOrder = {
             "metric": metric.name,
             "direction": DIRECTIONS[metric.better],
             "arms": {

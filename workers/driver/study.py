@@ -119,7 +119,7 @@ class Study:
 
 
 @dataclass(frozen=True)
-class _End:
+class _TrialEnd:
     """How Optuna is told that a trial ended."""
 
     state: TrialState
@@ -218,7 +218,7 @@ class _Part:
         for path, value in point.params.items():
             name = self._name(point.arm, path)
             params[name], distributions[name] = value, make_distribution(axes[path])
-        end = self._read_end(entry) or _End(TrialState.RUNNING, None, {})
+        end = self._read_end(entry) or _TrialEnd(TrialState.RUNNING, None, {})
         values = end.values
         if end.state == TrialState.PRUNED and end.reports:  # as `Study.tell` has it
             values = [end.reports[max(end.reports)]]
@@ -249,7 +249,7 @@ class _Part:
         self._study.tell(number, end.values, end.state)
         self._share(number)
 
-    def _read_end(self, entry: TrialEntry) -> _End | None:
+    def _read_end(self, entry: TrialEntry) -> _TrialEnd | None:
         """Return how Optuna is told of a trial's end; None while it is open.
 
         Samplers should avoid the region of a trial that diverged; after a FAIL they would ignore it
@@ -268,7 +268,7 @@ class _Part:
             reports = {0: self._worst[0]}
         elif entry.state == "pruned":
             reports = {s: told[OBJECTIVE] for s, told in entry.reports.items() if OBJECTIVE in told}
-        return _End(state, values if state == TrialState.COMPLETE else None, reports)
+        return _TrialEnd(state, values if state == TrialState.COMPLETE else None, reports)
 
     def _share(self, number: int) -> None:
         """Let a trial in memory share what it can with the others.

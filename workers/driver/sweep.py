@@ -21,7 +21,7 @@ from eigensweep.workers.driver.cordons import LONGEST_LEAVE, Cordons
 from eigensweep.workers.driver.entries import Entries
 from eigensweep.workers.driver.leaders import complete_result, give_seeds, has_begun
 from eigensweep.workers.driver.losses import LONGEST_REST, Losses
-from eigensweep.workers.driver.population import Round
+from eigensweep.workers.driver.population import PopulationRound
 from eigensweep.workers.driver.study import Study
 from eigensweep.workers.shared.durable_files import StorageError
 from eigensweep.workers.shared.ledger import (
@@ -114,7 +114,9 @@ class Sweep:
         for earlier, point in self._find_earlier():
             study.observe(earlier, point)
         study.take_up(self._take_up(entry) for entry in ledger.walk())
-        self._round = Round(spec, ledger.read_round()) if spec.scheduler.name == "pbt" else None
+        self._round = (
+            PopulationRound(spec, ledger.read_round()) if spec.scheduler.name == "pbt" else None
+        )
         self._take_over = take_over
         self._replaced = {n for n, e in self.entries.items() if self._is_replaced(e)}
         """Trials whose takeover may still be missing in the store."""
@@ -417,7 +419,7 @@ class Sweep:
         self._handed_out.discard(number)
         self._arrived[number] = diverged
 
-    def _keep_round(self, now: Round) -> bool:
+    def _keep_round(self, now: PopulationRound) -> bool:
         """Open the whole population, end its round when all have come; tell if trials may start.
 
         None may as long as a replaced trial does not have its copy: the source would train on.
@@ -435,7 +437,7 @@ class Sweep:
             self._replaced.discard(number)
         return True
 
-    def _end_round(self, now: Round) -> None:
+    def _end_round(self, now: PopulationRound) -> None:
         """Decide who goes on from whom, and queue all that go on."""
         arrived = [self.entries[number] for number in sorted(self._arrived)]
         takeovers = now.decide(arrived)

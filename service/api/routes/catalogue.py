@@ -19,7 +19,7 @@ from eigensweep.registry import Registry
 from eigensweep.search_spaces.presets import load_preset, preset_names
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.errors import NotInCatalogueError
-from eigensweep.service.api.schemas import Answer, Metric
+from eigensweep.service.api.schemas import AnswerModel, Metric
 from eigensweep.service.api.written import DescribedRoute
 from eigensweep.tasks import TASKS
 from eigensweep.tasks.base import Task, TaskConfig
@@ -33,7 +33,7 @@ JsonSchema = dict[str, Any]
 """A JSON Schema, as pydantic writes it."""
 
 
-class Listing(Answer):
+class Listing(AnswerModel):
     """A model, task or preset in a list."""
 
     name: str
@@ -49,28 +49,28 @@ class TaskListing(Listing):
     )
 
 
-class LeftOut(Answer):
+class LeftOut(AnswerModel):
     """An entry point of an installed package that could not be used."""
 
     entry_point: str = Field(examples=["lab_rnn = lab.models:LabRNN (lab 1.0)"])
     reason: str = Field(examples=["ModuleNotFoundError: No module named 'lab.cells'"])
 
 
-class Models(Answer):
+class Models(AnswerModel):
     """All models, those of installed packages among them."""
 
     items: list[Listing]
     left_out: list[LeftOut] = Field(description="Entry points that could not be used")
 
 
-class Tasks(Answer):
+class Tasks(AnswerModel):
     """All tasks, those of installed packages among them."""
 
     items: list[TaskListing]
     left_out: list[LeftOut] = Field(description="Entry points that could not be used")
 
 
-class Presets(Answer):
+class Presets(AnswerModel):
     """All presets."""
 
     items: list[Listing]

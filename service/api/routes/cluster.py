@@ -10,7 +10,7 @@ from fastapi import APIRouter
 from pydantic import Field
 
 from eigensweep.service.api.parts import Service, TheService
-from eigensweep.service.api.schemas import Answer, read_place
+from eigensweep.service.api.schemas import AnswerModel, read_place
 from eigensweep.service.api.written import DescribedRoute
 from eigensweep.service.record.activity import Use, read_activity
 from eigensweep.service.record.tables import ExperimentRow
@@ -28,7 +28,7 @@ ALL_WAITING = "/v1/experiments?state=queued&state=paused&sort=created_at"
 """Where all of them are listed."""
 
 
-class AmountsNow(Answer):
+class AmountsNow(AnswerModel):
     """What a node has of each resource."""
 
     cpus: float
@@ -36,7 +36,7 @@ class AmountsNow(Answer):
     memory_bytes: int = Field(validation_alias="memory")
 
 
-class NodeNow(Answer):
+class NodeNow(AnswerModel):
     """A node of the cluster."""
 
     id: str = Field(description="As Ray names it")
@@ -55,7 +55,7 @@ class NodeNow(Answer):
     accelerator_type: str | None = Field(description="Kind of its GPUs")
 
 
-class EngineNow(Answer):
+class EngineNow(AnswerModel):
     """A process that trains many trials side by side."""
 
     node: str | None = Field(description="Name of its machine")
@@ -66,7 +66,7 @@ class EngineNow(Answer):
     trials: int = Field(description="Trials aboard, those that wait for a lane included")
 
 
-class UseNow(Answer):
+class UseNow(AnswerModel):
     """A trial that has a process."""
 
     experiment: str
@@ -82,7 +82,7 @@ class UseNow(Answer):
     page: str
 
 
-class WaitNow(Answer):
+class WaitNow(AnswerModel):
     """An experiment that waits, as a whole or with some of its trials."""
 
     experiment: str
@@ -95,7 +95,7 @@ class WaitNow(Answer):
     page: str
 
 
-class DriverNow(Answer):
+class DriverNow(AnswerModel):
     """A process that drives experiments."""
 
     pid: int | None = Field(description="null: it has not said yet which process it is")
@@ -103,7 +103,7 @@ class DriverNow(Answer):
     experiments: list[str] = Field(description="Ids; several small ones may share a driver")
 
 
-class DriversNow(Answer):
+class DriversNow(AnswerModel):
     """The processes that drive experiments, on the service's machine. They reserve no CPU.
 
     Their memory is taken off what trials have on a Ray that the service starts. The node of an
@@ -126,7 +126,7 @@ class DriversNow(Answer):
     )
 
 
-class LeaderNow(Answer):
+class LeaderNow(AnswerModel):
     """The service that drives experiments, of those that share the database."""
 
     here: bool = Field(description="Whether it is the one that answers")
@@ -138,7 +138,7 @@ class LeaderNow(Answer):
     words: str
 
 
-class ClusterNow(Answer):
+class ClusterNow(AnswerModel):
     """The cluster as it is now."""
 
     leader: LeaderNow | None = Field(description="null: it is not known")

@@ -8,7 +8,7 @@ from pydantic import Field
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.parts import TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
-from eigensweep.service.api.schemas import Answer, Metric
+from eigensweep.service.api.schemas import AnswerModel, Metric
 from eigensweep.service.api.written import DescribedRoute
 from eigensweep.service.record.overviews import list_arms, list_finished
 from eigensweep.workers.driver.importance import EVALUATOR, Scored, measure_importance
@@ -16,7 +16,7 @@ from eigensweep.workers.driver.importance import EVALUATOR, Scored, measure_impo
 router = APIRouter(tags=["overviews"], route_class=DescribedRoute)
 
 
-class ParameterImportance(Answer):
+class ParameterImportance(AnswerModel):
     """What one parameter contributes to the objective within its arm."""
 
     path: str
@@ -28,14 +28,14 @@ class ParameterImportance(Answer):
     problem: str | None = Field(description="Why there is no share; null where there is one")
 
 
-class ArmImportance(Answer):
+class ArmImportance(AnswerModel):
     """The parameters of one arm, the most important first."""
 
     arm: str
     parameters: list[ParameterImportance]
 
 
-class ImportanceNow(Answer):
+class ImportanceNow(AnswerModel):
     """Importance within each arm."""
 
     metric: Metric

@@ -23,7 +23,7 @@ from eigensweep.search_spaces.sections import PublishedNumber
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
-from eigensweep.service.api.schemas import Answer, SummaryNow
+from eigensweep.service.api.schemas import AnswerModel, SummaryNow
 from eigensweep.service.api.written import DescribedRoute
 from eigensweep.service.record.errors import WeightsNotFoundError
 from eigensweep.service.record.overviews import (
@@ -57,7 +57,7 @@ class Which(StrEnum):
 TrialNumber = Annotated[int, Path(ge=0, le=2**31 - 1)]
 
 
-class ArmNow(Answer):
+class ArmNow(AnswerModel):
     """An arm: how its trials ended, and its best trial, summed up over the trial's seeds."""
 
     name: str
@@ -76,13 +76,13 @@ class ArmNow(Answer):
     test: dict[str, SummaryNow] = Field(description="Test metrics at the best step")
 
 
-class Arms(Answer):
+class Arms(AnswerModel):
     """All arms that have trials."""
 
     items: list[ArmNow]
 
 
-class PublishedNow(Answer):
+class PublishedNow(AnswerModel):
     """A number of the paper beside the measured one."""
 
     metric: str
@@ -101,13 +101,13 @@ class PublishedNow(Answer):
     reason: str | None = Field(description="Why nothing stands beside it; null if something does")
 
 
-class PublishedNumbers(Answer):
+class PublishedNumbers(AnswerModel):
     """The paper's numbers, as the spec gives them."""
 
     items: list[PublishedNow]
 
 
-class CurveNow(Answer):
+class CurveNow(AnswerModel):
     """The curve of one trial: at each step the mean over its seeds, and the 95% interval."""
 
     number: int
@@ -122,7 +122,7 @@ class CurveNow(Answer):
     high: list[float | None]
 
 
-class Curves(Answer):
+class Curves(AnswerModel):
     """Learning curves of the best trials of each arm, and of trials that train now."""
 
     metric: str
@@ -131,7 +131,7 @@ class Curves(Answer):
     items: list[CurveNow]
 
 
-class SeedCurve(Answer):
+class SeedCurve(AnswerModel):
     """The curve of one metric in one replicate."""
 
     seed: int
@@ -140,13 +140,13 @@ class SeedCurve(Answer):
     values: list[float]
 
 
-class TrialCurves(Answer):
+class TrialCurves(AnswerModel):
     """All that was logged of a trial's training, thinned out."""
 
     items: list[SeedCurve]
 
 
-class CheckpointNow(Answer):
+class CheckpointNow(AnswerModel):
     """A checkpoint in the store."""
 
     seed: int
@@ -155,13 +155,13 @@ class CheckpointNow(Answer):
     place: str = Field(description="Its path below the folder of checkpoints and curves")
 
 
-class Checkpoints(Answer):
+class Checkpoints(AnswerModel):
     """The checkpoints of a trial, the newest of each seed first."""
 
     items: list[CheckpointNow]
 
 
-class PointNow(Answer):
+class PointNow(AnswerModel):
     """A trial as a point of its arm's space."""
 
     number: int
@@ -171,7 +171,7 @@ class PointNow(Answer):
     params: dict[str, Scalar]
 
 
-class Points(Answer):
+class Points(AnswerModel):
     """Trials that ended with a value."""
 
     count: int = Field(description="How many there are; `items` may hold fewer")

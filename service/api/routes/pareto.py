@@ -14,7 +14,7 @@ from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.parts import TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
-from eigensweep.service.api.schemas import Answer, Metric
+from eigensweep.service.api.schemas import AnswerModel, Metric
 from eigensweep.service.api.written import DescribedRoute
 from eigensweep.workers.shared.messages import Json, Result
 from eigensweep.workers.shared.objectives import find_front, read_goals
@@ -22,7 +22,7 @@ from eigensweep.workers.shared.objectives import find_front, read_goals
 router = APIRouter(tags=["trials"], route_class=DescribedRoute)
 
 
-class FrontTrial(Answer):
+class FrontTrial(AnswerModel):
     """A trial that no other one beats: better in something, and worse in nothing."""
 
     number: int
@@ -31,7 +31,7 @@ class FrontTrial(Answer):
     values: dict[str, float] = Field(description="Its value of each objective, by name")
 
 
-class ParetoTable(Answer):
+class ParetoTable(AnswerModel):
     """The trials of an experiment that no other one beats in all objectives."""
 
     objectives: list[Metric] = Field(description="The metric that ranks trials comes first")

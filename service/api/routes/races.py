@@ -11,7 +11,7 @@ from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.parts import TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
-from eigensweep.service.api.schemas import Answer, SummaryNow
+from eigensweep.service.api.schemas import AnswerModel, SummaryNow
 from eigensweep.service.api.written import DescribedRoute
 from eigensweep.service.record.overviews import RacerRecord, list_racers
 from eigensweep.workers.shared.racing import (
@@ -34,7 +34,7 @@ MOST_RACERS = 20
 """Trials of the newest round that are shown."""
 
 
-class RaceRound(Answer):
+class RaceRound(AnswerModel):
     """What one round decided."""
 
     seeds: int = Field(description="Seeds of each trial in it")
@@ -50,7 +50,7 @@ class RaceRound(Answer):
     )
 
 
-class RaceLook(Answer):
+class RaceLook(AnswerModel):
     """What so many seeds said of a trial against the leader of now."""
 
     seeds: int = Field(description="Seeds that the comparison counts")
@@ -63,7 +63,7 @@ class RaceLook(Answer):
     e_value: float = Field(description="Evidence against no difference")
 
 
-class RacerNow(Answer):
+class RacerNow(AnswerModel):
     """A trial of the newest round."""
 
     number: int
@@ -85,7 +85,7 @@ class RacerNow(Answer):
     )
 
 
-class RaceHours(Answer):
+class RaceHours(AnswerModel):
     """Core-hours of a race, with the search before it."""
 
     spent: float
@@ -96,7 +96,7 @@ class RaceHours(Answer):
     )
 
 
-class RaceNow(Answer):
+class RaceNow(AnswerModel):
     """A race: as far as it has come."""
 
     state: RaceState = Field(

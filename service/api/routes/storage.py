@@ -14,7 +14,7 @@ from pydantic import Field
 
 from eigensweep.service.api.callers import Caller, Reader, Submitter, tell_audit
 from eigensweep.service.api.parts import Service, TheService
-from eigensweep.service.api.schemas import Answer, Asked
+from eigensweep.service.api.schemas import AnswerModel, Asked
 from eigensweep.service.api.written import ServiceRoute
 from eigensweep.service.record.errors import ConflictError, NotAllowedError, NotFoundError
 from eigensweep.service.record.retention import DAY
@@ -26,7 +26,7 @@ MOST: Final = 1000
 """The largest number of experiments of one request."""
 
 
-class PartNow(Answer):
+class PartNow(AnswerModel):
     """A part of what the service keeps."""
 
     name: str = Field(examples=["checkpoints"])
@@ -34,7 +34,7 @@ class PartNow(Answer):
     bytes: int
 
 
-class ExperimentUse(Answer):
+class ExperimentUse(AnswerModel):
     """What an experiment takes in the store."""
 
     id: str
@@ -46,7 +46,7 @@ class ExperimentUse(Answer):
     total: int
 
 
-class OwnerUse(Answer):
+class OwnerUse(AnswerModel):
     """What the experiments of a user take in the store."""
 
     user: str
@@ -54,7 +54,7 @@ class OwnerUse(Answer):
     bytes: int
 
 
-class StorageNow(Answer):
+class StorageNow(AnswerModel):
     """What takes disk space, in bytes."""
 
     total: int = Field(description="All parts together")
@@ -124,7 +124,7 @@ class PruneRequest(Asked):
     )
 
 
-class PruneItem(Answer):
+class PruneItem(AnswerModel):
     """What becomes of one experiment."""
 
     id: str
@@ -132,7 +132,7 @@ class PruneItem(Answer):
     problem: str | None = Field(description="Why nothing is removed of it; null if it is")
 
 
-class PruneAnswer(Answer):
+class PruneAnswer(AnswerModel):
     """What is removed, or would be."""
 
     dry_run: bool
