@@ -146,8 +146,8 @@ class ExperimentSpec(Strict):
     )
     racing: RacingConfig | None = Field(
         None,
-        description="More seeds, when every configuration has its `replicates`: the leaders, or "
-        "all arms, train on one seed after another until it is decided which is better. Default: "
+        description="After the search: the configurations that may still be the best, or all "
+        "arms, get more seeds, one after another, until it is decided which is better. Default: "
         "no configuration gets more than `replicates`",
     )
     seed: int = Field(

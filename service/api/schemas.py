@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, Final, Generic, Literal, Self, TypeVar
+from typing import Any, Final, Generic, Literal, Self, TypedDict, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -19,13 +19,14 @@ from eigensweep.search_spaces.preview import ArmMemory
 from eigensweep.service.record.journal import spent_seconds
 from eigensweep.service.record.progress import compute_progress
 from eigensweep.service.record.queries import ExperimentRecord, StoredTrial, TrialRecord
-from eigensweep.service.record.tables import AttemptRow, ExperimentRow, TrialRow
+from eigensweep.service.record.tables import AttemptRow, ExperimentRow, PlaceJson, TrialRow
 from eigensweep.service.record.usage import UserUsage
 from eigensweep.workers.shared.messages import (
-    Json,
+    ConfigJson,
     Metrics,
     Notice,
     NoticeKind,
+    SpecJson,
     summarize_stored,
 )
 from eigensweep.workers.shared.states import ENDED, ExperimentState, TrialState
@@ -237,8 +238,12 @@ class TrialSummary(TrialHead):
 class TrialNow(TrialSummary):
     """A trial in full."""
 
-    config: Json | None = Field(description="The whole configuration; null if the point is invalid")
-    result: Json | None = Field(description="The result as the trainer reported it at the end")
+    config: ConfigJson | None = Field(
+        description="The whole configuration; null if the point is invalid"
+    )
+    result: dict[str, object] | None = Field(
+        description="The result as the trainer reported it at the end"
+    )
     reports: list[ReportNow]
     attempts: list[AttemptNow]
 
@@ -337,7 +342,7 @@ class ExperimentNow(ExperimentSummary):
         description="The experiments whose results the reused trials have: the same configuration, "
         "seeds and budget, trained by the same code. Of the first 1,000 of these trials"
     )
-    spec: Json = Field(description="The ExperimentSpec as posted, with defaults filled in")
+    spec: SpecJson = Field(description="The ExperimentSpec as posted, with defaults filled in")
     links: ExperimentLinks
 
 
@@ -386,7 +391,7 @@ class Views:
             error=lines[-1] if lines else None,
         )
 
-    def _describe(self, record: ExperimentRecord) -> dict[str, Any]:
+    def _describe(self, record: ExperimentRecord) -> dict[str, object]:
         """Return what an experiment's row does not say by itself, in a list or alone."""
         row = record.experiment
         now = compute_progress(row, record.counts, time.time())
@@ -472,10 +477,26 @@ class Views:
         return f"{self._mlflow}/#/experiments/{row.run_project}/runs?{TRAINING}&{view}"
 
 
-def read_place(attempt: AttemptRow | None) -> dict[str, Any]:
+class PlaceParts(TypedDict):
+    """Where an attempt trains; None: unknown."""
+
+    node: str | None
+    node_id: str | None
+    pid: int | None
+    device: str | None
+    lanes: int | None
+
+
+def read_place(attempt: AttemptRow | None) -> PlaceParts:
     """Return where an attempt trains, as far as that is known."""
-    place = {} if attempt is None else attempt.place
-    return {name: place.get(name) for name in ("node", "node_id", "pid", "device", "lanes")}
+    known = PlaceJson() if attempt is None else attempt.place
+    return {
+        "node": known.get("node"),
+        "node_id": known.get("node_id"),
+        "pid": known.get("pid"),
+        "device": known.get("device"),
+        "lanes": known.get("lanes"),
+    }
 
 
 def _name_as_at_the_end(reported: Metrics) -> Metrics:

@@ -79,7 +79,7 @@ class RemoteDriver:
 class ClusterProcess:
     """Starts drivers by way of a process that holds the connection to Ray."""
 
-    settings: dict[str, Any]
+    settings: dict[str, object]
     """Arguments of `RayCluster.start`, and `log_level` and `log_format`."""
     mark: str
     """The mark of this service's processes; empty: they are not marked."""

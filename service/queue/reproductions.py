@@ -1,7 +1,7 @@
 """Takes reproductions from one stage to the next: experiments, analyses, report.
 
 Runs in the service's process. The dispatcher runs the experiments, and the analyses are jobs of
-their own; this only asks for them, and makes the report in a child process.
+their own. This handler only requests both, and has a child process make the report.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ MOST_TRIALS: Final = 5000
 
 @dataclass
 class ReproductionHandler(Handler):
-    """Takes each open reproduction as far as it goes now."""
+    """Takes each open reproduction through all stages that are possible now."""
 
     kind: ClassVar[JobKind] = "reproduction"
     module: ClassVar[str] = "eigensweep.workers.reports"
@@ -155,7 +155,7 @@ class ReproductionHandler(Handler):
         logger.info("reproduction %s id=%s name=%s", ended.state, ended.id, ended.name)
 
     def make_order(self, found: ReproductionRecord) -> ReportOrder:
-        """Return what a report is made of: the experiments as they were posted, and analyses."""
+        """Return the input of a report: the posted experiments, and the analyses."""
         specs = make_specs(found.name, found.budget, found.added)
         labels = load_suite(found.name).experiments.keys() & found.experiments.keys()
         return ReportOrder(
@@ -228,7 +228,7 @@ class ReproductionHandler(Handler):
         )
 
     def _describe(self, found: ReproductionRecord, asked: Wanted) -> MadeAnalysis:
-        """Return an analysis at its end, or its kept numbers where the weights are elsewhere."""
+        """Return a finished analysis, or its kept numbers if the weights are on another machine."""
         made = self._describe_own(asked)
         if made.folder is None:
             kept = self.reproductions.find_results(found.name, found.budget)

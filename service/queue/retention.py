@@ -1,4 +1,4 @@
-"""Removes checkpoints that people or the schedule want gone, and corpora no experiment needs.
+"""Removes checkpoints by request or by rule, and corpora that no experiment needs.
 
 Runs in the service's process. Each trial may be looked at twice.
 """
@@ -33,7 +33,7 @@ class RetentionRule:
     """The rule by which the service removes checkpoints by itself."""
 
     keep: Keep | None
-    """None: it removes nothing by itself."""
+    """None: the service removes nothing by itself."""
     after_days: float
     """Days after the end of an experiment."""
     every_hours: float
@@ -42,7 +42,7 @@ class RetentionRule:
 
 @dataclass
 class PruningHandler(Handler):
-    """Removes what is to be pruned, and has pruned what the schedule says."""
+    """Prunes checkpoints that were requested, and those that the rule names."""
 
     kind: ClassVar[JobKind] = "pruning"
     first_pause: ClassVar[float] = 30.0
@@ -51,12 +51,12 @@ class PruningHandler(Handler):
     store: Store
     schedule: RetentionRule
     files: threading.Lock
-    """Held while files of an experiment are removed; who deletes experiments holds it, too."""
+    """Held while files of an experiment are removed, here and by deletions."""
     clock: Callable[[], float] = time.time
     _due_at: float = 0.0
 
     def look(self) -> None:
-        """Note what the schedule says, and remove unused corpora, as often as it says."""
+        """Apply the rule and remove unused corpora, every `every_hours`."""
         now, keep = self.clock(), self.schedule.keep
         if now < self._due_at:
             return

@@ -37,9 +37,9 @@ logger = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS: Final = 10.0
 GONE: Final = 410
-"""The receiver wants no more of it. Source: RFC 9110."""
+"""The status by which a receiver declines all further messages. Source: RFC 9110."""
 KEY_PREFIX: Final = "whsec_"
-"""Begins a secret that is written in Base64, as Standard Webhooks has it."""
+"""The prefix of a secret in Base64, after Standard Webhooks."""
 
 Resolve = Callable[[str, int], Sequence[str]]
 """Returns the IP addresses of a host."""
@@ -66,18 +66,18 @@ def sign(secret: str, id: str, timestamp: int, body: bytes) -> str:
 
 @dataclass
 class WebhookHandler(Handler):
-    """Sends what is due. Tests put a resolver, an address book and a clock of theirs in."""
+    """Sends due messages. Tests pass their own resolver, address book and clock."""
 
     kind: ClassVar[JobKind] = "webhook"
     first_pause: ClassVar[float] = 5.0
     longest_pause: ClassVar[float] = 6 * 3600.0
     most_tries: ClassVar[int | None] = 24
-    """So a message is given up after about three days."""
+    """A message is given up after about three days."""
     jobs: Jobs
     hosts: Collection[str]
     secret: str = field(repr=False)
     networks: Collection[IPv4Network | IPv6Network] = ()
-    """Networks that are not public and may be sent to."""
+    """Networks that are not public, but allowed as receivers."""
     clock: Callable[[], float] = time.time
     resolve: Resolve = resolve
     context: ssl.SSLContext = field(default_factory=ssl.create_default_context)

@@ -1,4 +1,4 @@
-"""Who uses the cluster, and who waits for it, as the record knows it: by an index each.
+"""Which trials use the cluster, and which experiments wait for it, each read by an index.
 
 Runs in the service's process.
 """
@@ -21,7 +21,7 @@ WAITING = tuple(s for s in EXPERIMENT_STATES if s not in {*DRIVEN, *ENDED, "dele
 
 @dataclass(frozen=True)
 class Use:
-    """A trial that has a process, and the experiment that it is of."""
+    """A trial that has a process, with its experiment."""
 
     trial: TrialRow
     attempt: AttemptRow | None
@@ -31,17 +31,18 @@ class Use:
 
 @dataclass(frozen=True)
 class Activity:
-    """What runs and what waits."""
+    """Running trials and open experiments."""
 
     uses: list[Use]
     running: int
     """How many trials have a process; `uses` may have fewer."""
     experiments: list[tuple[ExperimentRow, int]]
-    """Those that are driven, then the first of those that are not, each with how many trials wait.
+    """The experiments with a driver, then the first ones without, each with its number of waiting
+    trials.
 
     They come in the order of their priorities, without their specs."""
     waiting: int
-    """How many are not over and not driven; `experiments` may have fewer."""
+    """How many open experiments have no driver; `experiments` may have fewer."""
 
 
 def read_activity(url: str, uses: int, waiting: int) -> Activity:

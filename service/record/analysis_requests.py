@@ -1,6 +1,6 @@
 """Checks a request for an analysis and completes it: defaults filled in, its subject looked up.
 
-Runs in the service's process. A request that cannot be met is refused here.
+Runs in the service's process. A request that cannot be fulfilled is refused here.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _find_trial(id: str, number: int, queries: Queries) -> TrialSubject:
 
 
 def _check_weights(subject: TrialSubject, options: Options, store: Store) -> None:
-    """Refuse an analysis of weights that the store does not hold any more, or never did."""
+    """Refuse an analysis of weights that the store does not have."""
     key = f"{subject.place}/{subject.config['seed']}"
     if store.has_checkpoint(key):
         return

@@ -1,7 +1,7 @@
-"""What people do to experiments that are there: pause, resume, cancel, prioritize.
+"""Pauses, resumes, cancels and prioritizes experiments on request.
 
-Each is one transaction with its events. What the state of an experiment does not allow is refused.
-Runs in the service's process.
+Each action is one transaction with its events. An action that the state of the experiment does not
+allow is refused. Runs in the service's process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from eigensweep.workers.shared.states import ACTIONS, DONE, DRIVEN, Action
 
 
 class Control(Queries):
-    """The part of the record through which people control what runs.
+    """The part of the record that controls experiments.
 
     Every method raises ExperimentNotFoundError if there is none of this id, and WrongStateError if
     its state does not allow the action.
@@ -34,9 +34,9 @@ class Control(Queries):
 
     @database.transaction
     def cancel(self, session: Session, id: str) -> None:
-        """Cancel an experiment without a driver at once; ask the driver of another one to stop.
+        """Cancel an experiment at once if it has no driver, else ask its driver to stop.
 
-        Once more changes nothing.
+        A second call changes nothing.
         """
         experiment = lock(session, id)
         if was_done(experiment, "cancel"):
@@ -52,7 +52,7 @@ class Control(Queries):
     def pause(self, session: Session, id: str) -> None:
         """Pause a queued experiment at once; ask the driver of another one to pause its trials.
 
-        They commit what they have, and give their places back. Once more changes nothing.
+        The trials commit, and release their slots. A second call changes nothing.
         """
         experiment = lock(session, id)
         if not was_done(experiment, "pause"):
@@ -77,7 +77,7 @@ class Control(Queries):
 
 
 def lock(session: Session, id: str) -> ExperimentRow:
-    """Return an experiment, which nobody else changes until the end of the transaction.
+    """Return an experiment, locked until the end of the transaction.
 
     Raises:
         ExperimentNotFoundError: if there is none of this id.

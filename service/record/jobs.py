@@ -1,8 +1,8 @@
-"""The jobs of the service: what it does beside experiments, in one table.
+"""The jobs of the service, in one table: its work beside experiments.
 
-Whoever needs a job writes it, at best in the transaction of the change that needs it. The service
-that leads works on what is due. A job may be done twice: where a service dies half-way, the next
-one does the job again. Runs in the service's process.
+A job is written in the transaction of the change that needs it, if there is one. The leading
+service works on due jobs. A job may be done twice: if a service dies in the middle of a job, the
+next service does it again. Runs in the service's process.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from eigensweep.service.record.tables import JobKind, JobRow
 
 COLUMNS: Final = ("owner", "state", "created_at", "started_at", "finished_at", "error")
 PATIENCE: Final = 600.0
-"""Seconds for which the end of a job is tried to be written while the database is away."""
+"""Seconds of tries to write the end of a job while the database is away."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AskedJob:
-    """A job that people ask for, with what its kind has beside. Times are seconds since 1970."""
+    """A requested job, with the fields of its kind. Times are seconds since 1970."""
 
     kind: ClassVar[JobKind]
     open: ClassVar[Collection[str]]
-    """The states in which it is due."""
+    """The states in which a job is due."""
     outcomes: ClassVar[Collection[str]]
-    """The names of what comes of it."""
+    """The names of its outcomes."""
     id: str
     owner: str | None = None
     created_at: float
@@ -42,12 +42,12 @@ class AskedJob:
 
     @classmethod
     def of(cls, job: JobRow) -> Self:
-        """Return what a job says."""
+        """Return the record of a job's row."""
         columns = {name: getattr(job, name) for name in COLUMNS}
         return cls(id=job.key, **columns, **job.request, **(job.outcome or {}))
 
     def to_job(self) -> JobRow:
-        """Return it as a job."""
+        """Return it as a row of the table of jobs."""
         content = asdict(self)
         columns = {name: content.pop(name) for name in COLUMNS}
         outcome = {name: content.pop(name) for name in self.outcomes}
@@ -66,11 +66,11 @@ class Jobs:
         self._woken = {kind: threading.Event() for kind in get_args(JobKind)}
 
     def wake(self, kind: JobKind) -> None:
-        """Have jobs of a kind looked at, at once, if this service works on them."""
+        """Have this service look at the jobs of a kind at once, if it works on them."""
         self._woken[kind].set()
 
     def wait(self, kind: JobKind, seconds: float) -> None:
-        """Return when jobs of a kind are to be looked at, after so many seconds at the latest."""
+        """Wait until the jobs of a kind should be looked at, or for so many seconds."""
         self._woken[kind].wait(seconds)
         self._woken[kind].clear()
 
@@ -93,20 +93,20 @@ class Jobs:
         return database.read(self.url, lambda session: list(session.scalars(query)))
 
     def has_open(self, kind: JobKind) -> bool:
-        """Return whether any job of a kind is left to be done, now or later."""
+        """Return whether any job of a kind is open, due now or later."""
         query = select(JobRow.key).where(JobRow.kind == kind, JobRow.due_at.is_not(None)).limit(1)
         return database.read(self.url, lambda session: session.scalar(query)) is not None
 
     def requeue(self, kind: JobKind) -> None:
-        """Queue again what a service that is gone has begun."""
+        """Queue again the jobs that an ended service had begun."""
         begun = update(JobRow).where(JobRow.kind == kind, JobRow.state == "running")
         queued = begun.values(state="queued", started_at=None)
         database.write(self.url, lambda session: session.execute(queued))
 
     def put(self, job: JobRow, unless: str | None = None, patience: float = 0.0) -> JobRow:
-        """Write a job, in the place of the one with its key; return what is there now.
+        """Write a job, replacing the one with its key; return the stored one.
 
-        One that is in the state `unless` is left as it is.
+        A job in the state `unless` stays as it is.
         """
 
         def work(session: Session) -> JobRow:
@@ -119,7 +119,7 @@ class Jobs:
 
     @database.transaction
     def put_off(self, session: Session, job: JobRow, error: str, due_at: float | None) -> None:
-        """Record that a try was in vain; `due_at`: when to try again, None to give it up."""
+        """Record a failed try; `due_at`: when to try again, None to give up."""
         if (now := session.get(JobRow, (job.kind, job.key))) is not None:
             now.due_at, now.error, now.tries = due_at, error, now.tries + 1
             now.state = now.state if due_at is not None else "failed"

@@ -26,13 +26,15 @@ from eigensweep.service.record.tables import (
     ExperimentRow,
     JobRow,
     KindDetails,
+    NoticeJson,
+    ResultJson,
     TrialRow,
     Webhook,
 )
 from eigensweep.service.record.usage import count_use
 from eigensweep.service.record.walks import choose, is_in, walk
 from eigensweep.workers.shared.ledger import error_of_undone
-from eigensweep.workers.shared.messages import ConfigJson, Json, Notice
+from eigensweep.workers.shared.messages import ConfigJson, Notice
 from eigensweep.workers.shared.states import (
     ENDED,
     EXPERIMENT_MOVES,
@@ -106,7 +108,7 @@ def move_experiment(
     following: ExperimentState,
     **data: Unpack[EventDetails],
 ) -> None:
-    """Bring an experiment into another state, with the event of this move.
+    """Move an experiment to another state, and write the event of this move.
 
     Raises:
         WrongMoveError: if this state may not follow.
@@ -124,8 +126,8 @@ def move_experiment(
 
 
 def tell(session: Rows, experiment: ExperimentRow, notices: Sequence[Notice]) -> None:
-    """Replace the notices of an experiment, with an event if they are others than before."""
-    told = [notice.to_dict() for notice in notices] or None
+    """Replace the notices of an experiment, and write an event if they changed."""
+    told = [cast(NoticeJson, notice.to_dict()) for notice in notices] or None
     if told != experiment.notices:
         experiment.notices = told
         reason = "; ".join(notice.words for notice in notices) or None
@@ -133,7 +135,7 @@ def tell(session: Rows, experiment: ExperimentRow, notices: Sequence[Notice]) ->
 
 
 def move_trial(trial: TrialRow, following: TrialState) -> str:
-    """Bring a trial into another state; return the kind of this move's event.
+    """Move a trial to another state; return the kind of this move's event.
 
     Raises:
         WrongMoveError: if this state may not follow.
@@ -151,12 +153,12 @@ def finish_trial(
     experiment: ExperimentRow,
     trial: TrialRow,
     outcome: Outcome,
-    result: Json | None = None,
+    result: ResultJson | None = None,
     error: str | None = None,
 ) -> None:
     """Give an open trial its outcome, its result and its place in the ranking.
 
-    One that was opened again and now failed or was cancelled is again what it was before.
+    A reopened trial that failed or was cancelled gets its earlier end back.
     """
     close_attempt(session, trial, None)
     before = trial.earlier
@@ -184,9 +186,9 @@ def finish_trial(
 def reopen_trial(
     session: Rows, experiment: ExperimentRow, trial: TrialRow, config: ConfigJson, reason: str
 ) -> None:
-    """Take a trial that has ended back to `waiting`, to be trained as `config` says.
+    """Move an ended trial back to `waiting`, to be trained as `config` says.
 
-    Its result, value and place in the ranking stay until it ends anew.
+    Its result, value and rank stay until it ends again.
     """
     trial.earlier = EarlierJson(
         state=cast(Outcome, trial.state),
@@ -209,7 +211,7 @@ def _bring_back(
     outcome: Outcome,
     error: str | None,
 ) -> None:
-    """Make an open trial again what it was before it was opened again."""
+    """Give an open trial the end back that it had before it was reopened."""
     kept = error_of_undone(before["error"], before["reason"], outcome, error)
     move_trial(trial, before["state"])
     trial.error, trial.ended_at = remove_nul(kept), before["ended_at"]
@@ -225,12 +227,12 @@ def _configure(trial: TrialRow, config: ConfigJson) -> None:
 
 
 def budget_of(config: ConfigJson) -> int:
-    """Return the optimizer steps of a configuration, 0 where it does not say."""
+    """Return the optimizer steps of a configuration, 0 if it has none."""
     return int(config.get("training", {}).get("steps") or 0)
 
 
 def spent_seconds(experiment: ExperimentRow, now: float) -> float:
-    """Return how long an experiment has been at work, without the time it was paused or over."""
+    """Return the seconds that an experiment was at work, without pauses and ends."""
     if experiment.started_at is None:
         return 0.0
     spent = (experiment.left_at or now) - experiment.started_at - experiment.idle_seconds
@@ -242,7 +244,7 @@ def _last_line(error: str | None) -> str | None:
 
 
 def interrupt_trial(session: Rows, experiment: ExperimentRow, trial: TrialRow, reason: str) -> None:
-    """Take a running trial back to `waiting`: its attempt is over."""
+    """Move a running trial back to `waiting`: its attempt is over."""
     kind = move_trial(trial, "waiting")
     close_attempt(session, trial, reason)
     emit_trial(session, experiment, trial, kind, reason=remove_nul(reason))
@@ -262,7 +264,7 @@ def close_attempt(session: Rows, trial: TrialRow, reason: str | None) -> None:
 def end_experiment(
     session: Session, experiment: ExperimentRow, state: ExperimentEnd, error: str | None
 ) -> bool:
-    """End an experiment, cancel what is open in it; return False if it was over already."""
+    """End an experiment and cancel its open trials; return False if it was over already."""
     if experiment.state in ENDED:
         return False
     session.flush()
@@ -276,9 +278,9 @@ def end_experiment(
 
 
 def reopen_experiment(session: Rows, experiment: ExperimentRow, reason: str) -> None:
-    """Queue an experiment that is over again; writes of its drivers are refused from now on.
+    """Queue a finished experiment again; from now on writes of its drivers are refused.
 
-    What samplers noted is forgotten, as space and budget may be others now.
+    The notes of samplers are deleted, as space and budget may have changed.
     """
     move_experiment(session, experiment, "queued", reason=reason)
     experiment.generation += 1

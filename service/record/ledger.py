@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 from uuid import uuid4
 
 from sqlalchemy import ColumnElement, Connection, and_, bindparam, or_, select, update
@@ -33,7 +33,9 @@ from eigensweep.service.record.tables import (
     AttemptRow,
     EarlierJson,
     ExperimentRow,
+    PlaceJson,
     ReportRow,
+    ResultJson,
     TrialRow,
 )
 from eigensweep.service.record.usage import count_use
@@ -51,7 +53,6 @@ from eigensweep.workers.shared.ledger import (
 )
 from eigensweep.workers.shared.messages import (
     ConfigJson,
-    Json,
     Metrics,
     Notice,
     Params,
@@ -110,7 +111,7 @@ class RecordLedger:
     generation: int
     patience: float = 24 * 3600.0
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         database.hold_few_connections(self.database_url)  # this is a driver's process
 
@@ -158,7 +159,7 @@ class RecordLedger:
         params: Params,
         config: ConfigJson,
         config_hash: str,
-        sampler_state: Json = NOTHING,
+        sampler_state: dict[str, object] = NOTHING,
     ) -> None:
         def work(session: RowSession, experiment: ExperimentRow) -> None:
             if session.get(TrialRow, (self.experiment_id, number)) is None:
@@ -216,7 +217,7 @@ class RecordLedger:
                 attempt=trial.attempt,
                 started_at=time.time(),
                 token=token,
-                place={} if place is None else place.to_dict(),
+                place={} if place is None else cast(PlaceJson, place.to_dict()),
             )
             session.add(started)
             if experiment.state in ("starting", "waiting_for_room"):
@@ -254,7 +255,7 @@ class RecordLedger:
         number, step = trial.number, told.step
         started = session.get(AttemptRow, (self.experiment_id, number, attempt))
         if started is not None and told.place is not None:
-            started.place = told.place.to_dict()
+            started.place = cast(PlaceJson, told.place.to_dict())
         if started is not None and started.ended_at is None:
             count_use(session, trial, started)
         known = session.get(ReportRow, (self.experiment_id, number, step))
@@ -293,7 +294,7 @@ class RecordLedger:
             if last is not None:
                 self._report(session, experiment, trial, attempt, last)
             if trial.state not in OUTCOMES:
-                content = None if result is None else result.to_dict()
+                content = None if result is None else cast(ResultJson, result.to_dict())
                 finish_trial(session, experiment, trial, outcome, content, error)
 
         self._write_rows(work, database.write_relaxed)

@@ -1,4 +1,4 @@
-"""What there is to see of many trials at once: arm by arm, and as points of a space.
+"""Summaries of many trials: by arm, and as points of the space.
 
 Runs in the service's process. Every answer is small, whatever the number of trials.
 """
@@ -13,8 +13,14 @@ from sqlalchemy.orm import Session, aliased
 
 from eigensweep.service.record import database
 from eigensweep.service.record.queries import READ_AT_ONCE, TRIAL_SORTS, Queries
-from eigensweep.service.record.tables import UNRANKED, ExperimentRow, ReportRow, TrialRow
-from eigensweep.workers.shared.messages import Json, Params, Result
+from eigensweep.service.record.tables import (
+    UNRANKED,
+    ExperimentRow,
+    ReportRow,
+    ResultJson,
+    TrialRow,
+)
+from eigensweep.workers.shared.messages import Params, Result
 from eigensweep.workers.shared.states import OUTCOMES, RANKED
 
 BY_VALUE = TRIAL_SORTS["value"]
@@ -34,22 +40,22 @@ class ArmRecord:
 
 @dataclass(frozen=True)
 class RacerRecord:
-    """A trial with a result, as a race sees it."""
+    """A trial with a result, for a race."""
 
     number: int
     arm: str
     params: Params
     state: str
-    """How it ended; of one that was opened again, how it had ended before."""
+    """How it ended; for a reopened trial, how it had ended before."""
     replicates: int
-    """Seeds that it has, or that it was opened again for."""
+    """Seeds that it has, or was reopened for."""
     result: Result
     error: str | None
 
 
 @dataclass(frozen=True)
 class TryRecord:
-    """A trial as one try of a search."""
+    """A trial as one sample of a search."""
 
     number: int
     state: str
@@ -91,9 +97,9 @@ def list_arms(queries: Queries, id: str) -> tuple[ExperimentRow, list[ArmRecord]
 
 
 def list_leaders(queries: Queries, id: str, each: int) -> list[TrialRow]:
-    """Return the best trials of every arm, and of those that train the first ones of every arm.
+    """Return the best trials and the first training ones of every arm.
 
-    There are up to `each` of both.
+    Up to `each` of both.
     """
 
     def work(session: Session) -> list[TrialRow]:
@@ -163,9 +169,9 @@ def list_points(
 
 
 def list_racers(queries: Queries, id: str) -> list[RacerRecord]:
-    """Return the trials that a race is about: those with values, also while they train more seeds.
+    """Return the trials of a race: all with values, also while they train more seeds.
 
-    Those that diverged are among them, as they took time.
+    Diverged trials are among them, as they took time.
     """
     known = or_(TrialRow.rank < UNRANKED, TrialRow.state == "diverged")
     chosen = select(TrialRow).where(TrialRow.experiment_id == id, known)
@@ -188,10 +194,9 @@ def list_racers(queries: Queries, id: str) -> list[RacerRecord]:
 
 
 def list_tries(queries: Queries, id: str, arm: str | None) -> list[TryRecord]:
-    """Return what each trial of an experiment, or of an arm of it, came to and cost.
+    """Return value and cost of each trial of an experiment, or of one arm.
 
-    Those that have not ended are among them. Results are large, so only some are in memory at a
-    time.
+    Open trials are among them. Results are large, so only some are in memory at a time.
     """
     columns = (TrialRow.number, TrialRow.state, TrialRow.value, TrialRow.result)
     chosen = select(
@@ -202,8 +207,8 @@ def list_tries(queries: Queries, id: str, arm: str | None) -> list[TryRecord]:
         chosen = chosen.where(TrialRow.arm == arm)
     query = chosen.order_by(TrialRow.number).execution_options(yield_per=READ_AT_ONCE)
 
-    def read(result: Json | None) -> tuple[dict[str, float], float]:
-        found = result or {}
+    def read(result: ResultJson | None) -> tuple[dict[str, float], float]:
+        found = result or ResultJson()
         test = {name: v for name, v in (found.get("test") or {}).items() if v is not None}
         return test, found.get("seconds") or 0.0
 
@@ -237,7 +242,7 @@ def list_finished(queries: Queries, id: str) -> dict[str, list[tuple[Params, flo
     return database.read(queries.url, work)
 
 
-def list_lineages(queries: Queries, id: str) -> list[tuple[int, list[Json]]]:
+def list_lineages(queries: Queries, id: str) -> list[tuple[int, list[dict[str, object]]]]:
     """Return number and lineage of each trial that population-based training has replaced."""
     chosen = (
         select(TrialRow.number, TrialRow.lineage)
@@ -245,7 +250,7 @@ def list_lineages(queries: Queries, id: str) -> list[tuple[int, list[Json]]]:
         .order_by(TrialRow.number)
     )
 
-    def work(session: Session) -> list[tuple[int, list[Json]]]:
+    def work(session: Session) -> list[tuple[int, list[dict[str, object]]]]:
         return [(number, lineage or []) for number, lineage in session.execute(chosen)]
 
     return database.read(queries.url, work)

@@ -71,7 +71,7 @@ def _write_json(spec: ExperimentSpec) -> tuple[SpecJson, str]:
 
 
 def extend_row(experiment: ExperimentRow, spec: ExperimentSpec) -> None:
-    """Give an experiment that is over a spec with more to do, and perhaps another priority."""
+    """Give a finished experiment a spec with more to do, and perhaps another priority."""
     if spec.priority != experiment.spec.get("priority"):
         experiment.priority = spec.priority
     experiment.spec = replace_non_finite(spec.model_dump(mode="json"))
@@ -79,7 +79,7 @@ def extend_row(experiment: ExperimentRow, spec: ExperimentSpec) -> None:
 
 
 def scope_key(key: str | None, owner: str) -> str | None:
-    """Return what an idempotency key is stored as: keys of two users are never the same."""
+    """Return the stored form of an idempotency key: keys of two users never collide."""
     if key is None or owner == OPERATOR:
         return key
     return hashlib.sha256(f"{owner}\n{key}".encode()).hexdigest()
@@ -112,7 +112,7 @@ def require_quota(quotas: Quotas, spec: ExperimentSpec, owner: str) -> None:
 def check_quotas(
     session: Session | RowSession, specs: Sequence[ExperimentSpec], owner: str
 ) -> None:
-    """Refuse experiments that their owner may not have, all of them together.
+    """Refuse experiments that together exceed their owner's quotas.
 
     Raises:
         QuotaExceededError: says which quota does not allow them.
@@ -136,7 +136,7 @@ def check_quotas(
 
 
 def _lock_user(session: Session | RowSession, owner: str) -> User | None:
-    """Return a user's row. Two posts of one user come one after the other: the second waits."""
+    """Return a user's row. The row is locked: a second post of the user waits for the first."""
     if isinstance(session, RowSession):
         return session.get(User, owner, lock=True)
     return session.get(User, owner, with_for_update=True)

@@ -1,4 +1,4 @@
-"""Computes an experiment's progress and the time it still needs, from counts alone.
+"""Computes an experiment's progress and remaining time, from counts alone.
 
 Runs in the service's process.
 """
@@ -17,7 +17,7 @@ EMPTY = StateCount(0, 0, 0)
 
 @dataclass(frozen=True)
 class ExperimentProgress:
-    """Trials by state, and optimizer steps: done, and to be expected."""
+    """Trials by state, and optimizer steps: done and expected."""
 
     total: int | None
     """How many trials the experiment will have; None while that is unknown."""

@@ -39,10 +39,11 @@ from eigensweep.service.record.tables import (
     EventRow,
     ExperimentRow,
     ReportRow,
+    ResultJson,
     TrialCount,
     TrialRow,
 )
-from eigensweep.workers.shared.messages import Json, Params
+from eigensweep.workers.shared.messages import Params
 from eigensweep.workers.shared.states import ExperimentState
 
 Row = TypeVar("Row", bound=Base)
@@ -302,7 +303,7 @@ class Queries:
 
         return database.look(self.url, work)
 
-    def ranked(self, id: str, see: Callable[[int, Json | None], T]) -> list[T]:
+    def ranked(self, id: str, see: Callable[[int, ResultJson | None], T]) -> list[T]:
         """Return what `see` makes of number and result of each trial whose value counts.
 
         The best comes first; where there was a race, those with more seeds come before the others.

@@ -1,4 +1,4 @@
-"""Archiving and deleting experiments that are over, and what is left to be deleted.
+"""Archives and deletes finished experiments.
 
 Runs in the service's process.
 """
@@ -22,10 +22,10 @@ AT_ONCE: Final = 2_000
 
 
 class Removal(Control):
-    """The part of the record that puts experiments away, and removes them."""
+    """The part of the record that archives and removes experiments."""
 
     def archive(self, id: str) -> None:
-        """Leave an experiment that is over out of lists. Once more changes nothing.
+        """Leave a finished experiment out of lists. A second call changes nothing.
 
         Raises:
             ExperimentNotFoundError, WrongStateError: as in `Control`.
@@ -33,7 +33,7 @@ class Removal(Control):
         self._put_away(id, True)
 
     def unarchive(self, id: str) -> None:
-        """Show an experiment in lists again. Once more changes nothing.
+        """Show an experiment in lists again. A second call changes nothing.
 
         Raises:
             ExperimentNotFoundError, WrongStateError: as in `Control`.
@@ -50,7 +50,7 @@ class Removal(Control):
 
     @database.transaction
     def delete(self, session: Session, id: str) -> None:
-        """Have an experiment that is over removed, with all that there is of it.
+        """Have a finished experiment removed, with all its data.
 
         From now on its drivers may write no more, and it cannot come back. Once more changes
         nothing.

@@ -1,7 +1,7 @@
-"""How an experiment that is over is taken up again: failed trials once more, or more to do.
+"""Takes up a finished experiment again: to retry failed trials, or with more to do.
 
-Each is one transaction with its events: trials that have to train further are opened again, and the
-experiment is queued. Its next driver finds them in the ledger. Runs in the service's process.
+Each action is one transaction with its events: trials that have to train further are reopened, and
+the experiment is queued. Its next driver finds them in the ledger. Runs in the service's process.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from eigensweep.workers.shared.messages import ConfigJson
 from eigensweep.workers.shared.states import RANKED, UNTRAINED
 
 RETRIED, LENGTHENED, RESUMED = "another try", "a longer budget", "the rest of its training"
-"""What a trial is opened again for."""
+"""Why a trial is reopened."""
 
 
 class Reopening(Control):
-    """The part of the record that takes up experiments that are over."""
+    """The part of the record that takes up finished experiments."""
 
     def retry(self, id: str) -> None:
-        """Try the failed trials of an experiment again that is over, from their last commits.
+        """Retry the failed trials of a finished experiment, from their last commits.
 
-        If it was cancelled, that is all, and it ends as cancelled again. If it failed itself, its
-        search goes on, too.
+        A cancelled experiment does only that, and ends as cancelled again. A failed one also goes
+        on with its search.
 
         Raises:
             ExperimentNotFoundError, WrongStateError: as in `Control`.
@@ -81,7 +81,7 @@ class Reopening(Control):
         database.write_rows(self.url, work)
 
     def extend(self, id: str, spec: ExperimentSpec) -> None:
-        """Queue an experiment that is over again, with more to do: trials, points, or budget.
+        """Queue a finished experiment again, with more to do: trials, points, or budget.
 
         `spec` was checked for itself. With a longer budget the trials that completed train on from
         their checkpoints. Trials that were cancelled train on in any case.
@@ -136,7 +136,7 @@ class Reopening(Control):
 
 
 def _configure(spec: ExperimentSpec, trial: TrialRow) -> ConfigJson:
-    """Return a trial's configuration with the budget of a spec, where that is longer.
+    """Return a trial's configuration with the budget of a spec, if that is longer.
 
     Raises:
         NothingToDoError: if it is, and the checkpoints are of another version.
@@ -162,8 +162,8 @@ def _reopen_failed(rows: RowSession, experiment: ExperimentRow, configs: dict[in
     """Open the failed and stalled trials of an experiment again; return how many there are.
 
     `configs` has the configurations, as JSON, with which they train.
-    One that failed when it was trained further is as it was before, with that error. If its budget
-    was to be longer, it is opened again; if it was in a race, its driver does that.
+    A trial that had a result and failed when it trained further keeps that result, with the error.
+    If it was to have a longer budget, it is opened again; if it was in a race, its driver opens it.
     """
     count = 0
     for part, trial in walk(rows, _FAILED, experiment.id):

@@ -1,4 +1,4 @@
-"""The reproductions that were asked for: jobs of the record, whose reports are files in a folder.
+"""The requested reproductions: jobs of the record, whose reports are files in a folder.
 
 Runs in the service's process. A folder below `reproductions` in the home folder is named by the
 digest of the suite and its budget, and holds the report's files. The experiments are in the record
@@ -126,8 +126,8 @@ class Reproductions:
     ) -> tuple[ReproductionRecord, bool]:
         """Open a reproduction and queue its experiments; return it, and whether it was opened.
 
-        With `until`, seeds are added until the primary claim is decided. Where that was so before,
-        within other limits, it goes on from the seeds that there are.
+        With `until`, seeds are added until the primary claim is decided. If it was decided before
+        within other limits, it goes on from the seeds that exist.
 
         The same request gives the same reproduction. It is opened again if it failed or was
         cancelled, if an experiment of it did, or if its report was removed; what has finished is
@@ -292,7 +292,7 @@ class Reproductions:
         )
 
     def widen(self, found: ReproductionRecord, added: int) -> ReproductionRecord:
-        """Queue its experiments with so many added seeds: those that are trained are taken over."""
+        """Queue its experiments with so many added seeds; trained seeds are taken over."""
         specs = make_specs(found.name, found.budget, added)
         return self.change(
             found,

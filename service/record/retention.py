@@ -1,8 +1,8 @@
-"""Which checkpoints of experiments that are over stay, and what is left to be removed.
+"""Which checkpoints of finished experiments are kept.
 
-A rule is written down before anything is removed, and `Reopening.extend` looks at it. So whoever
-dies in the middle, the next service goes on, and nobody counts on what is about to go. Runs in the
-service's process.
+A rule is recorded before anything is removed, and `Reopening.extend` reads it. So after a death in
+the middle the next service goes on, and nothing relies on checkpoints that are about to be removed.
+Runs in the service's process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DAY: Final = 86_400.0
 
 @dataclass(frozen=True)
 class EndedTrial:
-    """A trial that is over, and its newest attempt: what a later one has committed is not ours."""
+    """An ended trial and its newest attempt; commits of a later attempt are not removed."""
 
     number: int
     attempt: int
@@ -46,11 +46,11 @@ class Named:
 
 
 class Retention(Control):
-    """The part of the record that says which checkpoints stay."""
+    """The part of the record that decides which checkpoints are kept."""
 
     @database.transaction
     def prune(self, session: Session, id: str, keep: Keep) -> None:
-        """Have checkpoints of an experiment that is over removed, but for those that `keep` names.
+        """Have checkpoints of a finished experiment removed, except those that `keep` names.
 
         Raises:
             ExperimentNotFoundError: if there is none of this id.
@@ -72,7 +72,7 @@ class Retention(Control):
 
     @staticmethod
     def check_prunable(experiment: ExperimentRow, ended_before: float | None = None) -> None:
-        """Refuse to remove checkpoints of an experiment that may need them, or is too young.
+        """Refuse to remove checkpoints that may be needed, or that are too young.
 
         Raises:
             WrongStateError: if it is not over.
@@ -89,7 +89,7 @@ class Retention(Control):
             raise NothingToDoError(f"experiment {id} ended later than you asked for")
 
     def list_names(self, owner: str | None = None) -> list[Named]:
-        """Return who and what each experiment is, of all users or of one."""
+        """Return owner and name of each experiment, of all users or of one."""
         query = select(ExperimentRow.id, ExperimentRow.name, ExperimentRow.owner)
         if owner is not None:
             query = query.where(ExperimentRow.owner == owner)
@@ -100,7 +100,7 @@ class Retention(Control):
     def list_prunable(
         self, keep: Keep, ended_before: float | None = None, owner: str | None = None
     ) -> list[str]:
-        """Return the ids of experiments of which a rule has not removed yet what it would, by age.
+        """Return the ids of experiments to which a rule was not fully applied, the oldest first.
 
         Only those that ended before a time, in seconds since 1970, and only those of one owner.
         """
@@ -153,7 +153,7 @@ class Retention(Control):
 
     @database.transaction
     def set_pruned(self, session: Session, id: str, keep: Keep) -> None:
-        """Record that nothing is left to be removed by a rule."""
+        """Record that a rule was fully applied."""
         experiment = session.get(ExperimentRow, id, with_for_update=True)
         job = session.get(JobRow, ("pruning", id))
         if experiment is not None and job is not None and job.request["keep"] == keep:

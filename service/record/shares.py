@@ -1,8 +1,8 @@
 """What each running experiment may have of the cluster. The leader computes it, drivers read it.
 
-It stands in the experiment's row, beside what its driver wants. While nobody computes it, each
-driver keeps to what stands there. A driver that has just begun finds nothing: its share is computed
-with its first wish, so that its trials wait for nobody.
+The share is in the experiment's row, beside its driver's demand. While nobody computes shares, each
+driver keeps to the last one. The share of a new driver is computed with its first demand, so that
+its trials need not wait for the leader.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from sqlalchemy.orm import Session, defer
 from eigensweep.service.record import database
 from eigensweep.service.record.tables import ExperimentRow, TrialRow
 from eigensweep.workers.shared.fair_shares import Allotment, Contender, Want, allot, share_out
-from eigensweep.workers.shared.messages import Json
 from eigensweep.workers.shared.states import PHASES
 
 ALLOTMENT: Final = "allotment"
@@ -25,16 +24,16 @@ ALLOTMENT: Final = "allotment"
 
 
 class Shares:
-    """Keeps what all experiments may have; shares are computed where what is wanted has changed."""
+    """Keeps the shares of all experiments, and computes them anew when a demand has changed."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._wishes: dict[str, Contender] = {}
-        """What the shares were computed from, so without what runs."""
+        """The demands from which the shares were computed, without running trials."""
         self._shares: dict[str, int] = {}
 
     def keep(self) -> None:
-        """Compute what each experiment may have now, and write down what has changed.
+        """Compute each experiment's share, and write the changed ones.
 
         Raises:
             SQLAlchemyError: if the database does not answer.
@@ -65,14 +64,14 @@ def ask_for(session: Session, experiment: ExperimentRow, want: Want) -> None:
             experiment.wants = {**want.to_dict(), ALLOTMENT: found.to_dict()}
 
 
-def read_allotment(wants: Json | None) -> Allotment | None:
+def read_allotment(wants: dict[str, object] | None) -> Allotment | None:
     """Return what stands in a row's `wants` of what the experiment may have; None: nothing."""
     known = (wants or {}).get(ALLOTMENT)
-    return None if known is None else Allotment.from_dict(known)
+    return Allotment.from_dict(known) if isinstance(known, dict) else None
 
 
 def _read(session: Session) -> list[tuple[Contender, Allotment | None]]:
-    """Return the experiments whose trials run or may run, with what is known of each share."""
+    """Return the experiments whose trials run or may run, each with its share if known."""
     running = (
         select(func.count())
         .where(TrialRow.experiment_id == ExperimentRow.id, TrialRow.state == "running")
@@ -96,7 +95,7 @@ def _read(session: Session) -> list[tuple[Contender, Allotment | None]]:
     ]
 
 
-def _put(changed: dict[str, Json], session: Session) -> None:
+def _put(changed: dict[str, dict[str, object]], session: Session) -> None:
     rows = (
         select(ExperimentRow)
         .where(ExperimentRow.id.in_(changed))

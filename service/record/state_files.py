@@ -47,7 +47,7 @@ def take_over(url: str, home: Path) -> None:
 
 
 def _read_analysis(folder: Path, state: dict[str, Any]) -> JobRow:
-    subject: dict[str, Any] = {}
+    subject: dict[str, object] = {}
     try:
         whole = json.loads((folder / "request.json").read_bytes())
         subject = {kind: whole[kind] for kind in ("trial", "experiment")}

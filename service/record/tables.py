@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, TypedDict, cast
+from typing import Any, Literal, TypedDict
 
 from sqlalchemy import (
     JSON,
@@ -22,7 +22,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from eigensweep.direction import Better
-from eigensweep.workers.shared.messages import ConfigJson, Json, Metrics, Params, SpecJson
+from eigensweep.workers.shared.messages import ConfigJson, Metrics, NoticeKind, Params, SpecJson
 from eigensweep.workers.shared.states import Outcome
 from eigensweep.workers.shared.thinning import Keep
 
@@ -58,6 +58,25 @@ class ResultJson(TypedDict, total=False):
     seconds: float
     parameters: dict[str, int]
     reused_from: SourceJson | None
+
+
+class NoticeJson(TypedDict):
+    """A `Notice`."""
+
+    kind: NoticeKind
+    words: str
+    node: str | None
+    until: float | None
+
+
+class PlaceJson(TypedDict, total=False):
+    """A `Place`."""
+
+    node: str
+    pid: int
+    device: str
+    lanes: int | None
+    node_id: str | None
 
 
 class EarlierJson(TypedDict):
@@ -154,9 +173,9 @@ class ExperimentRow(Base):
     state: Mapped[str] = mapped_column(String(16), default="queued")
     total: Mapped[int | None] = mapped_column(BigInteger)
     error: Mapped[str | None] = mapped_column(Text)
-    notices: Mapped[list[Json] | None] = mapped_column(JsonColumn)
+    notices: Mapped[list[NoticeJson] | None] = mapped_column(JsonColumn)
     """Each `Notice` that its driver gives now: why it comes on slowly; None if there is none."""
-    wants: Mapped[Json | None] = mapped_column(JsonColumn)
+    wants: Mapped[dict[str, object] | None] = mapped_column(JsonColumn)
     """The `Want` that its driver gave last, with what it may have (`shares`); None before."""
     run_id: Mapped[str | None] = mapped_column(Text)
     run_project: Mapped[str | None] = mapped_column(Text)
@@ -238,10 +257,10 @@ class TrialRow(Base):
     """What decides the ranking before `rank`: 0, less the seeds that a race has added."""
     rank: Mapped[float] = mapped_column(Double, default=UNRANKED)
     """The value, negated where higher is better, so that the best comes first."""
-    result: Mapped[Json | None] = mapped_column(JsonColumn)
-    lineage: Mapped[list[Json] | None] = mapped_column(JsonColumn)
+    result: Mapped[ResultJson | None] = mapped_column(JsonColumn)
+    lineage: Mapped[list[dict[str, object]] | None] = mapped_column(JsonColumn)
     """Each `Takeover`, by step; None if there was none, so that it has one configuration."""
-    sampler_state: Mapped[Json | None] = mapped_column(JsonColumn)
+    sampler_state: Mapped[dict[str, object] | None] = mapped_column(JsonColumn)
     """What the sampler that drew it noted with it; None: nothing."""
     error: Mapped[str | None] = mapped_column(Text)
     run_id: Mapped[str | None] = mapped_column(Text)
@@ -262,7 +281,7 @@ class TrialRow(Base):
     @property
     def scores(self) -> ResultJson:
         """The result as it is stored; empty before there is one."""
-        return cast(ResultJson, self.result or {})
+        return self.result or {}
 
 
 class TrialCount(Base):
@@ -303,7 +322,7 @@ class AttemptRow(Base):
     """Up to when its time is counted in what the trial has used; None: not at all yet."""
     token: Mapped[str] = mapped_column(String(32))
     """Made by the caller of `begin`: a call repeated after a lost answer starts nothing new."""
-    place: Mapped[Json] = mapped_column(JsonColumn, default=dict)
+    place: Mapped[PlaceJson] = mapped_column(JsonColumn, default=dict)
 
 
 class ReportRow(Base):
@@ -346,9 +365,9 @@ class JobRow(Base):
     """The experiment with which the job is removed; None: it stays."""
     owner: Mapped[str | None] = mapped_column(String(64))
     state: Mapped[str] = mapped_column(String(16), default="queued")
-    request: Mapped[Json] = mapped_column(JsonColumn)
+    request: Mapped[dict[str, Any]] = mapped_column(JsonColumn)
     """What is to be done. Each kind has its own form."""
-    outcome: Mapped[Json | None] = mapped_column(JsonColumn)
+    outcome: Mapped[dict[str, Any] | None] = mapped_column(JsonColumn)
     """What came of it, beside files and `error`."""
     error: Mapped[str | None] = mapped_column(Text)
     """Why it failed, or why its last try was in vain."""

@@ -1,8 +1,8 @@
 """Takes up the results of a reproduction that another machine has kept in a file.
 
-Each of its experiments is recorded as ended, with the trials and curves of the
-file and without weights. From then on they are found as any results are: by the hash of their
-configuration, so that nothing of them is trained again. Runs in the service's process.
+Each of its experiments is recorded as ended, with the trials and curves of the file and without
+weights. From then on their results are found like all others, by the hash of the configuration, so
+that they are not trained again. Runs in the service's process.
 """
 
 from __future__ import annotations

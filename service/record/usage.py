@@ -1,7 +1,7 @@
-"""What trials have used: seconds of their processes, and of the devices that these occupied.
+"""What trials have used: seconds of their processes, and of the devices that they occupied.
 
-It is counted where an attempt reports or ends, in the same transaction, and summed up in the rows
-of the trial and of its experiment: so no list has to read attempts. Runs in the service's process
+Usage is counted when an attempt reports or ends, in the same transaction, and summed up in the rows
+of the trial and its experiment, so that no list has to read attempts. Runs in the service's process
 and in drivers.
 """
 

@@ -1,4 +1,4 @@
-"""Trials of one experiment, read and written part by part: there may be 100,000 of them.
+"""Reads and writes the trials of one experiment in batches: there may be 100,000 of them.
 
 Runs in the service's process and in drivers.
 """
@@ -14,11 +14,11 @@ from eigensweep.service.record.rows import RowSession
 from eigensweep.service.record.tables import TrialRow
 
 AT_ONCE: Final = 500
-"""Trials that are in memory at a time."""
+"""The size of a batch."""
 
 
 def walk(rows: RowSession, chosen: Select[Any], id: str) -> Iterator[tuple[RowSession, TrialRow]]:
-    """Yield trials of an experiment, each with the session that writes what is changed in it.
+    """Yield trials of an experiment, each with the session that writes its changes.
 
     `chosen` is what `choose` returned.
     """

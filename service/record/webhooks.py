@@ -9,21 +9,20 @@ from sqlalchemy.orm import Session
 from eigensweep.service.record import database
 from eigensweep.service.record.queries import count_states
 from eigensweep.service.record.tables import ExperimentRow, JobRow
-from eigensweep.workers.shared.messages import Json
 from eigensweep.workers.shared.states import RANKED
 
 
-def make_message(url: str, job: JobRow) -> Json | None:
+def make_message(url: str, job: JobRow) -> dict[str, object] | None:
     """Return the content of a message; None if its experiment was deleted meanwhile."""
 
-    def work(session: Session) -> Json | None:
+    def work(session: Session) -> dict[str, object] | None:
         experiment = session.get(ExperimentRow, job.experiment_id)
         return None if experiment is None else _describe(session, experiment, job)
 
     return database.read(url, work)
 
 
-def _describe(session: Session, experiment: ExperimentRow, job: JobRow) -> Json:
+def _describe(session: Session, experiment: ExperimentRow, job: JobRow) -> dict[str, object]:
     counts = count_states(session, [experiment.id])[experiment.id]
     trials = {state: count.trials for state, count in sorted(counts.items())}
     error = experiment.error.strip().rsplit("\n", 1)[-1][:300] if experiment.error else None

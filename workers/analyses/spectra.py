@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from math import hypot
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from pydantic import Field
@@ -139,9 +139,9 @@ class Spectra(AnalysisMethod[SpectraOptions, TrialSubject, SpectraContent]):
 
     def _ends(
         self, options: SpectraOptions, subject: TrialSubject, folders: Folders
-    ) -> list[tuple[int, dict[str, Any]]]:
+    ) -> list[tuple[int, spectrum_files.SpectraJson]]:
         """Return the spectra of the untrained, the best and the last weights, with their steps."""
-        found: dict[int, dict[str, Any]] = {}
+        found: dict[int, spectrum_files.SpectraJson] = {}
         for weights in ("initial", "best", "last"):
             if weights == "best" and subject.value is None:
                 continue

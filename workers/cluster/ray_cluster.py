@@ -36,14 +36,12 @@ from eigensweep.workers.shared import logs, traces
 from eigensweep.workers.shared.code import has_changed, own_code
 from eigensweep.workers.shared.deaths import Death, explain, explain_shortage
 from eigensweep.workers.shared.ledger import Ledger
-from eigensweep.workers.shared.messages import DriverOptions, Json, SpecJson
+from eigensweep.workers.shared.messages import DriverOptions, SpecJson
+from eigensweep.workers.shared.ray_nodes import list_nodes
 
 logger = logging.getLogger(__name__)
 
 OBJECT_STORE_BYTES = 128 * 2**20
-
-NODE_DIED = "because its node has died"
-"""So Ray's account of an actor says that it was not the actor's own process that failed."""
 
 ANSWER_SECONDS = 20.0
 """How long a driver may take to answer."""
@@ -370,7 +368,7 @@ class DriverHandle:
         except ray.exceptions.OutOfMemoryError as error:
             state, self.death = "died", Death(explain_shortage(str(error)), "memory")
         except ray.exceptions.RayActorError as error:
-            state, self.death = "died", self._explain(str(error))
+            state, self.death = "died", self._explain(error)
         if self._work is None:
             if state is None:  # Ray had kept the call in the service, until this process was up
                 state, self.death = "died", Death(NEVER_TOLD)
@@ -382,10 +380,10 @@ class DriverHandle:
             self._leave(failed=state != "ended" or self.death is not None)
         return state
 
-    def _explain(self, account: str) -> Death:
+    def _explain(self, account: ray.exceptions.RayActorError) -> Death:
         """Return what ended the process, from Ray's account."""
         has_several = self._crew.die()
-        if NODE_DIED in account:
+        if has_died_with_node(account):
             return Death(f"the node of the process died: {account}", "node")
         if has_several:
             words = f"the driver's process died, which several experiments shared: {account}"
@@ -655,7 +653,7 @@ class RayCluster:
         """Return the nodes of now, those that live first; the `silent` ones do not answer."""
         from eigensweep.workers.driver.capacity import find_draining
 
-        nodes: list[Json] = ray.nodes()  # type: ignore[no-untyped-call]
+        nodes = list_nodes()
         free = ray._private.state.available_resources_per_node()  # type: ignore[no-untyped-call]
         gone = {} if all(node["Alive"] for node in nodes) else _find_gone()
         return read_nodes(nodes, free, silent, find_draining(), gone, time.time())
@@ -678,6 +676,15 @@ class RayCluster:
             ray.shutdown()
         if self._folder is not None:
             self._folder.remove()
+
+
+def has_died_with_node(error: ray.exceptions.RayActorError) -> bool:
+    """Return whether Ray lost an actor with its node, rather than by a fault of its own process."""
+    told = ray._private.state.actors(error.actor_id) if error.actor_id else None
+    if not told or not told["DeathCause"]:
+        return False
+    context = told["DeathCause"].actor_died_error_context
+    return bool(context.reason == context.NODE_DIED)
 
 
 def _find_gone() -> dict[str, float]:

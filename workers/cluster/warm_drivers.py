@@ -149,7 +149,7 @@ class WarmDrivers(Generic[D]):
 def count_that_fit(wanted: int, memory: int, each: int = BYTES) -> int:
     """Return how many drivers may wait where there are so many bytes of memory: all, or none.
 
-    `each` is what one takes, with the processes that wait with it.
+    `each` is the bytes of a warm driver with its preloaded trial processes.
     """
     if wanted * each <= memory * MOST_OF_MEMORY:
         return wanted

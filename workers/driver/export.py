@@ -19,7 +19,7 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.samplers import quiet
 from eigensweep.workers.driver.study import DIRECTIONS, STATES, make_distribution
 from eigensweep.workers.shared.ledger import TrialEntry
-from eigensweep.workers.shared.messages import OBJECTIVE, Json
+from eigensweep.workers.shared.messages import OBJECTIVE
 from eigensweep.workers.shared.objectives import read_goals
 
 Times = Mapping[int, tuple[float | None, float | None]]
@@ -98,7 +98,7 @@ def _make_trial(
     if state == TrialState.PRUNED:
         known = [*reports.values()][-1:]
     began, ended = times.get(entry.number, (None, None))
-    attrs: Json = {"arm": entry.arm, "outcome": entry.state, "number": entry.number}
+    attrs: dict[str, object] = {"arm": entry.arm, "outcome": entry.state, "number": entry.number}
     if entry.config:
         attrs["seed"], attrs["replicates"] = entry.config["seed"], entry.config["replicates"]
     if entry.error:

@@ -1,7 +1,7 @@
 """The report of an experiment that is over: its results by arm, for people and for programs.
 
 It is made when the training has ended and goes to the experiment's own run in MLflow. The plots
-come to it after it is closed: they take longer than everything else at the end.
+follow after the run is closed: they take longer than everything else at the end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from optuna.distributions import distribution_to_json
 
@@ -30,7 +30,7 @@ from eigensweep.search_spaces.space import Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.study import DIRECTIONS, make_distribution
 from eigensweep.workers.shared.ledger import TrialEntry
-from eigensweep.workers.shared.messages import Json, Result
+from eigensweep.workers.shared.messages import Metrics, Params, Result
 from eigensweep.workers.shared.racing import find_race
 from eigensweep.workers.shared.results import rank
 from eigensweep.workers.shared.states import RANKED, ExperimentEnd
@@ -47,14 +47,14 @@ DRAWING_SECONDS = 300.0
 """How long that program may take."""
 
 LAST = (1, 0.0)
-"""Place of an arm without a ranked trial: after all others."""
+"""Rank of an arm without a ranked trial: after all others."""
 
 COLUMNS = ("arm", "best settings", "n", "mean", "sd", "95% interval", "of the baseline", "trials")
 
 
 @dataclass(frozen=True)
 class WrittenReport:
-    """The texts of a report that is written, and its plots, which take seconds to draw."""
+    """A written report: its texts, and its plots, which take seconds to draw."""
 
     texts: Mapping[str, str] = field(default_factory=dict)
     """By the name of the file."""
@@ -156,7 +156,43 @@ def _draw(folder: Path, order: str) -> None:
         logger.warning("no plots: %s", done.stderr[-2000:])
 
 
-def make_report(spec: ExperimentSpec, entries: Iterable[TrialEntry], state: ExperimentEnd) -> Json:
+class MetricReport(TypedDict):
+    """What trials are ranked by."""
+
+    name: str
+    unit: str
+    better: Better
+
+
+class ArmReport(TypedDict):
+    """An arm with its best trial; None or empty where there is none."""
+
+    arm: str
+    trials: dict[str, int]
+    best_trial: int | None
+    params: Params
+    value: float | None
+    statistics: dict[str, dict[str, Any]]
+    test: Metrics
+    rank: int
+    baseline_ratio: float | None
+    lineage: NotRequired[list[dict[str, object]]]
+
+
+class ExperimentReport(TypedDict):
+    """The report of an experiment, as `report.json` has it."""
+
+    name: str
+    state: ExperimentEnd
+    metric: MetricReport
+    baseline: float | None
+    race: str | None
+    arms: list[ArmReport]
+
+
+def make_report(
+    spec: ExperimentSpec, entries: Iterable[TrialEntry], state: ExperimentEnd
+) -> ExperimentReport:
     """Return the best trial of each arm with mean, n, spread and interval, best arm first."""
     metric = spec.objective_metric
     arms = {arm: _Arm(arm) for arm in spec.space().arms}
@@ -165,19 +201,15 @@ def make_report(spec: ExperimentSpec, entries: Iterable[TrialEntry], state: Expe
         arms[entry.arm].add(entry, metric.better)
         if spec.racing is not None:
             racers.append(entry)
-    rows = [arm.describe() for arm in arms.values()]
-    rows.sort(key=lambda row: row["rank"] or LAST)
+    ranked = sorted(arms.values(), key=lambda arm: arm.rank)
     race = find_race(spec, racers)
     return {
         "name": spec.name,
         "state": state,
         "metric": {"name": metric.name, "unit": metric.unit, "better": metric.better},
         "baseline": spec.baseline,
-        "race": race and race.words,
-        "arms": [
-            row | {"rank": place, "baseline_ratio": _ratio(row["value"], spec.baseline)}
-            for place, row in enumerate(rows, 1)
-        ],
+        "race": None if race is None else race.words,
+        "arms": [arm.describe(place, spec.baseline) for place, arm in enumerate(ranked, 1)],
     }
 
 
@@ -197,8 +229,13 @@ class _Arm:
         if key is not None and (self._best is None or key < self._best[0]):
             self._best = key, trial, trial.result
 
-    def describe(self) -> Json:
-        row: Json = {
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Sorts arms, the best first."""
+        return LAST if self._best is None else self._best[0]
+
+    def describe(self, place: int, baseline: float | None) -> ArmReport:
+        row: ArmReport = {
             "arm": self._name,
             "trials": dict(self._states),
             "best_trial": None,
@@ -206,29 +243,27 @@ class _Arm:
             "value": None,
             "statistics": {},
             "test": {},
-            "rank": None,
+            "rank": place,
+            "baseline_ratio": None,
         }
         if self._best is None:
             return row
-        key, best, result = self._best
-        found = {"rank": key, "best_trial": best.number, "params": best.params}
+        _, best, result = self._best
+        row["best_trial"], row["params"] = best.number, best.params
+        row["value"], row["test"] = result.value, dict(result.test)
+        row["baseline_ratio"] = _ratio(result.value, baseline)
         if best.lineage:
-            found["lineage"] = [taken.to_dict() for taken in best.lineage]
-        scores = {"value": result.value, "statistics": _statistics(result), "test": result.test}
-        return row | found | scores
-
-
-def _statistics(result: Result) -> Json:
-    if not result.by_replicate:
-        return {}
-    return {name: summary.to_dict() for name, summary in result.statistics.items()}
+            row["lineage"] = [taken.to_dict() for taken in best.lineage]
+        if result.by_replicate:
+            row["statistics"] = {name: one.to_dict() for name, one in result.statistics.items()}
+        return row
 
 
 def _ratio(value: float | None, baseline: float | None) -> float | None:
     return value / baseline if value is not None and baseline else None
 
 
-def format_report(report: Json) -> str:
+def format_report(report: ExperimentReport) -> str:
     """Return the report as Markdown."""
     metric = report["metric"]
     lines = [
@@ -261,7 +296,7 @@ def format_report(report: Json) -> str:
     return "\n".join([*lines, ""])
 
 
-def _describe_params(row: Json) -> str:
+def _describe_params(row: ArmReport) -> str:
     words = describe_settings(row["params"]) or "-"
     return f"{words} at first (lineage.md)" if row.get("lineage") else words
 

@@ -1,7 +1,7 @@
-"""Processes that are ready for trials before there are any. Runs in a driver's process.
+"""Preloads processes for the next trials. Runs in a driver's process.
 
-Of each trial's process two parts take time: Ray starts it, and something loads PyTorch. Ray keeps a
-few thin processes ready if it is asked to, and the process that all of a node are forked from
+Two steps of a trial's process take time: Ray starts it, and it loads PyTorch. Ray keeps a few thin
+processes ready on request, and the node's zygote, from which trials are forked
 (`engine/fork_server.py`) has loaded PyTorch. Both are done here for the driver's own node.
 
 A process that had a task or an actor of Ray's is never given to a trial.
@@ -25,23 +25,23 @@ from ray.runtime_env import RuntimeEnv
 
 from eigensweep.workers.engine.forked import keep_server
 from eigensweep.workers.shared.code import own_code
-from eigensweep.workers.shared.messages import Json
+from eigensweep.workers.shared.ray_nodes import RayNode, list_nodes
 
 logger = logging.getLogger(__name__)
 
 MOST: Final = 2
 """Thin processes that are kept ready."""
 LEAST_SECONDS: Final = 60
-"""So long Ray keeps a process that it started ahead. Then it keeps as many as CPUs are free."""
+"""Seconds that Ray keeps a preloaded process; after that it keeps as many as CPUs are free."""
 ANSWER_SECONDS: Final = 5.0
 
 THREADS: Final = "OMP_NUM_THREADS"
 DEFAULT_THREADS: Final = "1"
-"""What Ray sets for a trial of one core, as trials have by default."""
+"""What Ray sets for a trial with one core, the default."""
 
 
 def load_ahead() -> None:
-    """Have what is missing of the processes for the next trials started; return at once."""
+    """Have the missing processes for the next trials started; return at once."""
     raylet = psutil.Process(os.getppid())
     try:
         keep_server(raylet.pid, own_code().digest, _environment(raylet.environ()))
@@ -51,7 +51,7 @@ def load_ahead() -> None:
 
 
 def _start_thin() -> None:
-    """Have Ray start what is missing of the thin processes."""
+    """Have Ray start the missing thin processes."""
     node = _own_node()
     missing = min(MOST, int(node["Resources"].get("CPU", 0))) - len(find_ready())
     if missing <= 0:
@@ -85,14 +85,13 @@ def find_ready() -> list[int]:
 def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a trial's process of one core, where Ray's own has `inherited`.
 
-    It is that of this process but for the threads: Ray sets their number to the cores of the actor
-    unless it was set for the service. NumPy chooses its threads when it is loaded, and other
-    threads may give other last digits.
+    It is the environment of this process, except for the number of threads: Ray sets that to the
+    cores of the actor unless it was set for the service. NumPy chooses its threads when it is
+    loaded, and another number of threads may change the last digits.
     """
     return {**os.environ, THREADS: inherited.get(THREADS, DEFAULT_THREADS)}
 
 
-def _own_node() -> Json:
+def _own_node() -> RayNode:
     here = ray.get_runtime_context().get_node_id()
-    nodes: list[Json] = ray.nodes()  # type: ignore[no-untyped-call]
-    return next(node for node in nodes if node["NodeID"] == here)
+    return next(node for node in list_nodes() if node["NodeID"] == here)

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from eigensweep.workers.engine.turns import SideBySide
-from eigensweep.workers.shared.messages import Json, Order, Report
+from eigensweep.workers.shared.messages import Order, Report
 from eigensweep.workers.trial.attempt import Attempt, Replicate
 
 ALONE = "alone"
@@ -75,7 +75,7 @@ class LaneAboard:
     def is_writing(self) -> bool:
         return self.writing is not None and not self.writing.done()
 
-    def describe(self) -> Json:
+    def describe(self) -> dict[str, object]:
         order, training = self.trial.order, self.replicate.training
         return {
             "experiment": order.experiment,

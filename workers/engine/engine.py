@@ -44,7 +44,7 @@ from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.heads import StaleAttemptError
 from eigensweep.workers.shared.ledger import StaleWriteError
 from eigensweep.workers.shared.marks import Mark, cancel_mark, leave_mark, pause_mark
-from eigensweep.workers.shared.messages import Json, Order, Report
+from eigensweep.workers.shared.messages import Order, Report
 from eigensweep.workers.trial.attempt import GLANCE_SECONDS, Attempt
 from eigensweep.workers.trial.training import Training
 
@@ -124,7 +124,7 @@ class Engine:
         self._arrivals = 0
         self._is_stopping = False
         self._broken: EngineError | None = None
-        self._status: Json = {}
+        self._status: dict[str, object] = {}
 
         self._making = threading.Lock()
         """Held to make a training or a program: both use what the process has only one of."""
@@ -209,12 +209,12 @@ class Engine:
                 trial.drop = trial.drop or ("moved" if commit else "left")
                 self._changed.notify_all()
 
-    def status(self) -> Json:
+    def status(self) -> dict[str, object]:
         """Return, as plain data, who is in which lane, who waits, and how busy the lanes are."""
         with self._changed:
             return {**self._describe(), **self._status}
 
-    def occupancy(self) -> Json:
+    def occupancy(self) -> dict[str, object]:
         """Return lane-seconds by what lanes did: occupied, idle though wanted, and idle."""
         busy = self._occupancy
         return {
@@ -466,7 +466,7 @@ class Engine:
         self._changed.notify_all()
 
     def _guard(self, trial: TrialAboard, act: Callable[[], None]) -> None:
-        """Do something for one trial, whose failure alone it is if that fails."""
+        """Run an action for one trial; an exception fails this trial only."""
         try:
             act()
         except Exception as error:
@@ -901,7 +901,7 @@ class Engine:
         with self._changed:
             self._status = {"groups": rooms, "waiting": waiting}
 
-    def _describe(self) -> Json:
+    def _describe(self) -> dict[str, object]:
         broken = None if self._broken is None else str(self._broken)
         return {
             "device": self.device,

@@ -114,8 +114,8 @@ _Row = tuple[float, float, Contender]
 def share_out(contenders: Sequence[Contender]) -> dict[str, int]:
     """Return how many trials each experiment may have at once, by its id.
 
-    No experiment gets more than it wants. Nothing stays free that one of them wants and that holds
-    a whole trial of it.
+    No experiment gets more than it wants. The shares are work-conserving: no slot stays idle that a
+    waiting trial fits.
 
     >>> a, b = (Contender(e, e, 0, 0, Want(n, {"CPU": 0.25})) for e, n in (("a", 9), ("b", 1)))
     >>> share_out([a, b])

@@ -37,7 +37,7 @@ import secrets
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from eigensweep.workers.shared.curves import (
     CurvePoint,
@@ -49,7 +49,6 @@ from eigensweep.workers.shared.curves import (
 from eigensweep.workers.shared.durable_files import DamagedError, StorageError, StoreAwayError
 from eigensweep.workers.shared.files import Files
 from eigensweep.workers.shared.ledger import StaleWriteError
-from eigensweep.workers.shared.messages import Json
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +125,7 @@ class Head:
         """
         is_whole = has_checksum(content)
         try:
-            found: Json = json.loads(content)
+            found: dict[str, Any] = json.loads(content)
             unknown = {*found} - {each.name for each in fields(cls)} - {"crc32", "curve"}
             unknown |= {name for each in found["checkpoints"] for name in each} - {
                 each.name for each in fields(Checkpoint)
@@ -148,7 +147,7 @@ class Head:
             raise DamagedError(f"the head {place} is damaged: {error}") from error
 
     @classmethod
-    def _build(cls, found: Json) -> Self:
+    def _build(cls, found: dict[str, Any]) -> Self:
         curve = found.get("curve", "curve.jsonl")
         old = [{"file": curve, "bytes": found["curve_bytes"]}] if found["curve_bytes"] else []
         made = {name: value for name, value in found.items() if name not in ("crc32", "curve")}

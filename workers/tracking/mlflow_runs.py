@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from eigensweep.workers.shared.curves import CurvePoint
-from eigensweep.workers.shared.messages import Json
 from eigensweep.workers.tracking.run_writes import PATH, is_kept_by_server
 
 if TYPE_CHECKING:
@@ -97,7 +96,7 @@ class RunContent:
     """What is to be sent to one run."""
 
     points: list[CurvePoint] = field(default_factory=list)
-    params: Json = field(default_factory=dict)
+    params: dict[str, object] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
 
 
@@ -340,7 +339,7 @@ class Runs:
         self._remember(run)
         return run.info.run_id
 
-    def _post(self, path: str, content: Json) -> MlflowAnswer:
+    def _post(self, path: str, content: Mapping[str, object]) -> MlflowAnswer:
         """Send a request that MLflow's client does not know, as that client sends its own."""
         from mlflow.utils import credentials, rest_utils
 
@@ -425,13 +424,13 @@ def _read_key(tags: Mapping[str, str]) -> tuple[int | None, int | None] | None:
         return None
 
 
-def flatten(tree: Mapping[str, Any], path: str = "") -> Json:
+def flatten(tree: Mapping[str, Any], path: str = "") -> dict[str, object]:
     """Return a tree of mappings as dotted paths to values; what is None is left out.
 
     >>> flatten({"model": {"hidden_size": 8, "parameters": None}, "seed": 0})
     {'model.hidden_size': 8, 'seed': 0}
     """
-    flat: Json = {}
+    flat: dict[str, object] = {}
     for name, value in tree.items():
         if isinstance(value, Mapping):
             flat |= flatten(value, f"{path}{name}.")

@@ -56,7 +56,7 @@ from eigensweep.service.record.overviews import list_arms, list_lineages
 from eigensweep.service.record.reproductions import OPEN
 from eigensweep.workers.reports.markdown import cost_words, remarks_of
 from eigensweep.workers.reports.page import make_tables
-from eigensweep.workers.shared.messages import OBJECTIVE, Json
+from eigensweep.workers.shared.messages import OBJECTIVE, SpecJson
 from eigensweep.workers.shared.states import (
     ACTIONS,
     ENDED,
@@ -411,7 +411,7 @@ def _find_ahead(metric: Metric, shown: Sequence[TrialSummary]) -> TrialSummary |
     )
 
 
-def _write_yaml(spec: Json) -> str:
+def _write_yaml(spec: SpecJson) -> str:
     return str(yaml.dump(spec, Dumper=DUMPER, sort_keys=False, allow_unicode=True, width=88))
 
 

@@ -23,13 +23,13 @@ from eigensweep.service.api.schemas import AnswerModel, Metric
 from eigensweep.service.api.written import DescribedRoute
 from eigensweep.tasks import TASKS
 from eigensweep.tasks.base import Task, TaskConfig
-from eigensweep.workers.shared.messages import Json
+from eigensweep.workers.shared.messages import SpecJson
 
 router = APIRouter(tags=["catalogue"], route_class=DescribedRoute)
 
 Name = Annotated[str, Path(max_length=200)]
 
-JsonSchema = dict[str, Any]
+JsonSchema = dict[str, object]
 """A JSON Schema, as pydantic writes it."""
 
 
@@ -106,8 +106,8 @@ class TaskEntry(TaskListing):
 class PresetEntry(Listing):
     """A preset in full."""
 
-    spec: Json = Field(description="An ExperimentSpec, ready to be posted")
-    published: list[Json] = Field(description="The paper's own numbers")
+    spec: SpecJson = Field(description="An ExperimentSpec, ready to be posted")
+    published: list[dict[str, object]] = Field(description="The paper's own numbers")
 
 
 @router.get("/models", summary="List models")

@@ -16,7 +16,8 @@ from eigensweep.service.api.parts import TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
 from eigensweep.service.api.schemas import AnswerModel, Metric
 from eigensweep.service.api.written import DescribedRoute
-from eigensweep.workers.shared.messages import Json, Result
+from eigensweep.service.record.tables import ResultJson
+from eigensweep.workers.shared.messages import Result
 from eigensweep.workers.shared.objectives import find_front, read_goals
 
 router = APIRouter(tags=["trials"], route_class=DescribedRoute)
@@ -64,7 +65,7 @@ def get_pareto(
     goals = spec.goals(others)
     names = [goal.name for goal in goals]
 
-    def see(number: int, result: Json | None) -> tuple[int, tuple[float | None, ...]]:
+    def see(number: int, result: ResultJson | None) -> tuple[int, tuple[float | None, ...]]:
         means = {**(result or {}), "by_replicate": ()}  # goals are of the trial as a whole
         return number, tuple(read_goals(names, Result.from_dict(means)))
 

@@ -38,7 +38,7 @@ from eigensweep.service.record.reproductions import ReproductionRecord, Reproduc
 from eigensweep.service.settings import Settings
 from eigensweep.workers.reports import messages
 from eigensweep.workers.reports.report import ReportContent
-from eigensweep.workers.shared.messages import Json
+from eigensweep.workers.shared.messages import SpecJson
 
 router = APIRouter(tags=["reproductions"], route_class=ServiceRoute)
 suites = APIRouter(tags=["reproductions"], route_class=DescribedRoute)
@@ -243,8 +243,10 @@ class SuiteEntry(SuiteListing):
         "seeds decide nothing"
     )
 
-    suite: Json = Field(description="Its experiments, analyses and claims, as its file has them")
-    specs: dict[Budget, dict[str, Json]] = Field(
+    suite: dict[str, object] = Field(
+        description="Its experiments, analyses and claims, as its file has them"
+    )
+    specs: dict[Budget, dict[str, SpecJson]] = Field(
         description="The ExperimentSpecs that a budget posts, by label"
     )
 
