@@ -29,8 +29,8 @@ from optuna.importance import (
 )
 
 from bench.report import say, table
+from eigensweep.results.importance import Scored, measure_importance
 from eigensweep.search_spaces.parameters import Choice, Parameter, Real
-from eigensweep.workers.driver.importance import Scored, measure_importance
 
 Point = dict[str, float | str]
 Axes = dict[str, tuple[Parameter, BaseDistribution]]

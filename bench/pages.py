@@ -22,12 +22,13 @@ from sqlalchemy.orm import Session
 from starlette.testclient import TestClient
 
 from bench.report import add_json, new_parser, write
+from eigensweep.results.ranking import UNRANKED
 from eigensweep.service.api.app import create_app
 from eigensweep.service.queue.dispatcher import Dispatcher
 from eigensweep.service.record import database
 from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.tables import UNRANKED, ExperimentRow, ReportRow, TrialRow
+from eigensweep.service.record.tables import ExperimentRow, ReportRow, TrialRow
 from eigensweep.service.settings import Settings
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.curves import CurvePoint

@@ -24,19 +24,14 @@ from ray.air.execution._internal import actor_manager, event_manager
 from ray.train._internal import storage
 from ray.tune.execution import tune_controller
 
+from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.driver import actor_events, capacity
 from eigensweep.workers.driver.trainable import TrialProcesses
 from eigensweep.workers.engine.runner import LOST, REPORT
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.curves import CurvePoint
-from eigensweep.workers.shared.messages import (
-    OBJECTIVE,
-    Order,
-    Place,
-    ReplicateResult,
-    Report,
-)
+from eigensweep.workers.shared.messages import Order, Place, ReplicateResult, Report
 from eigensweep.workers.shared.results import summarise
 
 send: Any = cloudpickle.dumps

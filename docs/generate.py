@@ -23,6 +23,7 @@ from typing import Any
 
 import typer
 
+from eigensweep.analyses import ANALYSES
 from eigensweep.models import MODELS
 from eigensweep.models.base import ModelConfig
 from eigensweep.search_spaces.editor_schema import make_editor_schema
@@ -38,7 +39,6 @@ from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Settings
 from eigensweep.tasks import TASKS
-from eigensweep.workers.analyses import ANALYSES
 from eigensweep.workers.engine.group import explain_alone
 from eigensweep.workers.engine.notebook import TrialResult, train
 

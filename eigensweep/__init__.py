@@ -5,7 +5,7 @@ a service over HTTP. Each is imported when it is first used, so `import eigenswe
 torch nor Ray.
 
 In the repository, models, tasks, search_spaces, workers and service are symbolic links to the
-folders beside this one; an installed package holds the folders themselves.
+folders beside this one; the other rooms lie here. An installed package holds all of them.
 """
 
 from __future__ import annotations

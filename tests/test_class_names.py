@@ -7,12 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-TWICE = frozenset(
-    {
-        *("Comparison", "Crew", "Curves", "Driver", "Line", "Measured", "Pair", "Part", "Piece"),
-        *("Points", "Room", "Seat", "Settings", "Side", "Standing", "Table", "_Found"),
-    }
-)
+TWICE = frozenset(("Crew", "Driver", "Part", "Piece", "Room", "Seat", "Settings", "Standing"))
 """Names that still stand for two things or more. One that no longer does is taken out of here."""
 
 

@@ -33,9 +33,9 @@ def wheel(wheel_file: Path) -> Iterator[zipfile.ZipFile]:
 
 def test_a_wheel_holds_every_file_of_every_room(source: Path, wheel: zipfile.ZipFile) -> None:
     expected = {
-        f"eigensweep/{path.relative_to(source).as_posix()}"
-        for room in ROOMS
-        for path in (source / room).rglob("*")
+        f"eigensweep/{path.relative_to(folder).as_posix()}"
+        for folder, room in [*((source, room) for room in ROOMS), (source / "eigensweep", "")]
+        for path in (folder / room).rglob("*")
         if path.is_file()
     }
 

@@ -21,7 +21,9 @@ import typer
 import yaml
 
 import eigensweep
+from eigensweep.analyses import ANALYSES
 from eigensweep.models import MODELS
+from eigensweep.reports import book
 from eigensweep.search_spaces.presets import preset_names
 from eigensweep.search_spaces.reproductions import suite_names
 from eigensweep.search_spaces.tables import END, PAGE, START, markdown
@@ -31,12 +33,10 @@ from eigensweep.service.settings import Settings
 from eigensweep.tasks import TASKS
 from eigensweep.tasks.corpora import all_under
 from eigensweep.variables import KNOWN
-from eigensweep.workers.analyses import ANALYSES
-from eigensweep.workers.reports import book
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(str(p.relative_to(ROOT)) for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-ROOMS = ("models", "tasks", "search_spaces", "workers", "service", "bench", "tests")
+ROOMS = ("models", "tasks", "search_spaces", "workers", "service", "eigensweep", "bench", "tests")
 FOREIGN = {"tune.Tuner", "Tuner.restore", "torch.vmap"}
 """Names of libraries on the pages."""
 GENERATED = runpy.run_path(str(ROOT / "docs/generate.py"))
@@ -365,9 +365,9 @@ def test_the_folder_tree_in_architecture_is_that_of_the_repository() -> None:
         room = name if not indent else room
         drawn.add(name if not indent else f"{room}/{name}")
     actual = set(ROOMS)
-    for room in ("service", "workers"):
+    for room in ("service", "workers", "eigensweep"):
         inner = (p for p in (ROOT / room).iterdir() if (p / "__init__.py").exists())
-        actual |= {f"{room}/{p.name}" for p in inner}
+        actual |= {f"{room}/{p.name}" for p in inner if not p.is_symlink()}
 
     assert actual <= drawn
     assert all((ROOT / name).is_dir() for name in drawn)

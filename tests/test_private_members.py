@@ -106,7 +106,7 @@ def test_a_release_that_nobody_has_read_is_not_installed(package):
 
 
 def find_files() -> Iterator[Path]:
-    for folder in ("service", "workers"):
+    for folder in ("service", "workers", "eigensweep"):
         yield from sorted((ROOT / folder).rglob("*.py"))
 
 

@@ -23,7 +23,7 @@ def named_in_the_code() -> set[str]:
     """Return the variables that programs, Compose and make name."""
     rooms = ("service", "workers", "search_spaces", "models", "tasks", "bench", "docs")
     files = [path for room in rooms for path in (ROOT / room).rglob("*.py")]
-    files += [path for path in (ROOT / "eigensweep").glob("*.py") if path.name != "variables.py"]
+    files += [path for path in (ROOT / "eigensweep").rglob("*.py") if path.name != "variables.py"]
     files += [ROOT / name for name in ("docker-compose.yml", "Makefile", ".env.example", ".ci/run")]
     found = set()
     for file in files:

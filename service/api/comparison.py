@@ -1,4 +1,4 @@
-"""Compares trials seed by seed: which is better, by how much, with what certainty.
+"""The answer on a comparison of trials: finds what is named in the record.
 
 Runs in the service's process.
 """
@@ -6,47 +6,25 @@ Runs in the service's process.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import combinations
-from math import inf
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
+from eigensweep.results.comparison import Compared, Plan, Split, Subject, compare_all
+from eigensweep.results.ranking import RANKED
+from eigensweep.results.sequential import Look, VerdictSoFar
+from eigensweep.results.statistics import TEST, Summary, Verdict
 from eigensweep.search_spaces.errors import UnknownMetricError
-from eigensweep.search_spaces.labels import format_share
 from eigensweep.search_spaces.parameters import Scalar
-from eigensweep.search_spaces.planning import find_seeds
-from eigensweep.service.api.schemas import AnswerModel, Metric, SummaryNow
+from eigensweep.service.api.schemas import AnswerModel, Metric
 from eigensweep.service.record.errors import ConflictError, NotFoundError
 from eigensweep.service.record.queries import Queries
 from eigensweep.service.record.tables import ExperimentRow, TrialRow
 from eigensweep.tasks import TASKS
 from eigensweep.workers.shared.messages import Metrics, ReplicateResult, Result
-from eigensweep.workers.shared.sequential import VerdictSoFar, look, look_back
-from eigensweep.workers.shared.states import RANKED
-from eigensweep.workers.shared.statistics import (
-    SIGNIFICANCE,
-    TEST,
-    Difference,
-    Summary,
-    Verdict,
-    compare_paired,
-    correct,
-    find_domain,
-    judge_alike,
-    summarize,
-)
-
-Split = Literal["valid", "test"]
-
-SPLITS: dict[Split, str] = {"valid": "validation data", "test": "test data"}
 
 LONGEST_NUMBER = 10
 """A text of so many digits or more is no trial's number."""
-
-TRAINING_ONLY = ("batch_size",)
-"""Fields of a task that change how it trains, and not what is scored."""
 
 
 class Side(AnswerModel):
@@ -67,28 +45,8 @@ class Side(AnswerModel):
     seeds: list[int] = Field(description="Seeds with a result")
     metric: Metric
     baseline: float | None = Field(description="What a memoryless model scores on the metric")
-    valid: SummaryNow | None = Field(description="On validation data, at the selected step")
-    test: SummaryNow | None = Field(description="On test data, at the same step")
-
-
-class LookNow(AnswerModel):
-    """What the first so many seeds say."""
-
-    seeds: int
-    mean: float
-    low: float | None
-    high: float | None
-    e_value: float
-
-
-class PlanNow(AnswerModel):
-    """What it takes to decide a difference of a given size, by the spread so far."""
-
-    difference: float
-    seeds: int | None = Field(description="Seeds of each side, about; null beyond 1,000")
-    core_hours: float | None = Field(
-        description="Of the seeds that are missing, on both sides; null where nobody knows"
-    )
+    valid: Summary | None = Field(description="On validation data, at the selected step")
+    test: Summary | None = Field(description="On test data, at the same step")
 
 
 class SoFarNow(AnswerModel):
@@ -113,8 +71,8 @@ class SoFarNow(AnswerModel):
         description="Seeds at which a difference of this size and spread is decided, about; null "
         "beyond 1,000"
     )
-    looks: list[LookNow] = Field(description="The same after each seed, from the second one on")
-    plan: PlanNow | None = Field(
+    looks: list[Look] = Field(description="The same after each seed, from the second one on")
+    plan: Plan | None = Field(
         description="What it takes to decide a difference of `smallest`; null without one"
     )
 
@@ -163,18 +121,6 @@ class Comparison(AnswerModel):
     pairs: list[Pair]
 
 
-@dataclass(frozen=True)
-class _Found:
-    """A trial with what is compared of it."""
-
-    side: Side
-    trial: TrialRow
-    task: Mapping[str, Any]
-    values: dict[Split, dict[int, float]]
-    core_hours: float | None
-    """Of a seed; None where it is not known."""
-
-
 def compare(
     record: Queries,
     names: Sequence[str],
@@ -194,31 +140,32 @@ def compare(
         UnknownMetricError: if the task has no such metric.
     """
     found = [_find(record, name, metric) for name in names]
-    pairs = list(combinations(found, 2))
-    by_split = {split: _compare_all(pairs, split, smallest) for split in SPLITS}
-    counts = {
-        split: sum(each.p is not None for each in differences)
-        for split, differences in by_split.items()
-    }
+    counts, pairs = compare_all([subject for _, subject in found], smallest)
     return Comparison(
         method=TEST,
         comparisons=counts,
         smallest=smallest,
         version=version,
-        sides=[each.side for each in found],
+        sides=[side for side, _ in found],
         pairs=[
             Pair(
-                first=a.side.name,
-                second=b.side.name,
-                valid=_describe(a, b, "valid", valid, counts["valid"], smallest),
-                test=_describe(a, b, "test", test, counts["test"], smallest),
+                first=pair.first.name,
+                second=pair.second.name,
+                valid=_make_difference(pair.by_split["valid"]),
+                test=_make_difference(pair.by_split["test"]),
             )
-            for (a, b), valid, test in zip(pairs, *by_split.values(), strict=True)
+            for pair in pairs
         ],
     )
 
 
-def _find(record: Queries, name: str, metric: str | None) -> _Found:
+def _make_difference(found: Compared) -> DifferenceNow:
+    seen = found.so_far
+    so_far = seen and SoFarNow.made_of(seen, looks=found.looks, plan=found.plan)
+    return DifferenceNow.made_of(found.difference, words=found.words, so_far=so_far)
+
+
+def _find(record: Queries, name: str, metric: str | None) -> tuple[Side, Subject]:
     id, slash, part = name.partition("/")
     experiment = record.row(id)
     if is_number(part):
@@ -261,14 +208,25 @@ def _list_arms(experiment: ExperimentRow) -> list[str]:
 
 def _describe_side(
     name: str, chosen: str, experiment: ExperimentRow, trial: TrialRow, metric: str | None
-) -> _Found:
+) -> tuple[Side, Subject]:
     task = (trial.config or {}).get("task") or experiment.spec["task"]
     measured, baseline = find_metric(experiment, task, metric)
     result = Result.from_dict(trial.result or {})
-    values: dict[Split, dict[int, float]] = {
-        "valid": _take(result.by_replicate, "valid", measured.name, experiment.metric),
-        "test": _take(result.by_replicate, "test", measured.name, experiment.metric),
-    }
+    cpus = float(experiment.spec.get("resources", {}).get("cpus", 1.0))
+    subject = Subject(
+        name=name,
+        experiment=experiment.id,
+        trial=trial.number,
+        state=trial.state,
+        metric=measured,
+        baseline=baseline,
+        task=task,
+        values={
+            "valid": _take(result.by_replicate, "valid", measured.name, experiment.metric),
+            "test": _take(result.by_replicate, "test", measured.name, experiment.metric),
+        },
+        core_hours=result.seconds * cpus / 3600 / result.replicates if result.seconds else None,
+    )
     side = Side.made_of(
         trial,
         name=name,
@@ -277,15 +235,13 @@ def _describe_side(
         experiment_name=experiment.name,
         trial=trial.number,
         hash=trial.config_hash,
-        seeds=sorted({seed for column in values.values() for seed in column}),
+        seeds=subject.seeds,
         metric=measured,
         baseline=baseline,
-        valid=_summarize(values["valid"], measured.name),
-        test=_summarize(values["test"], measured.name),
+        valid=subject.summarize("valid"),
+        test=subject.summarize("test"),
     )
-    cpus = float(experiment.spec.get("resources", {}).get("cpus", 1.0))
-    hours = result.seconds * cpus / 3600 / result.replicates if result.seconds else None
-    return _Found(side, trial, task, values, hours)
+    return side, subject
 
 
 def find_metric(
@@ -316,124 +272,3 @@ def _take(
         if value is not None:
             taken[each.seed] = value
     return taken
-
-
-def _summarize(values: Mapping[int, float], metric: str) -> Summary | None:
-    return summarize(list(values.values()), find_domain(metric)) if values else None
-
-
-def _compare_all(
-    pairs: Sequence[tuple[_Found, _Found]], split: Split, smallest: float | None
-) -> list[Difference]:
-    """Return the difference of each pair on one split, corrected for all of them."""
-    differences = []
-    for a, b in pairs:
-        reason = _find_obstacle(a, b, split)
-        if reason is None:
-            better, baseline = a.side.metric.better, a.side.baseline
-            found = compare_paired(
-                a.values[split], b.values[split], better=better, baseline=baseline
-            )
-        else:
-            found = Difference(seeds=(), verdict="not comparable", reason=reason)
-        differences.append(found)
-    corrected = correct(differences)
-    return corrected if smallest is None else judge_alike(corrected, smallest)
-
-
-def _find_obstacle(a: _Found, b: _Found, split: Split) -> str | None:
-    """Return why two sides cannot be compared at all, None if they can."""
-    one, two = a.side, b.side
-    if (one.experiment, one.trial) == (two.experiment, two.trial):
-        return f"both are trial {one.trial} of experiment {one.experiment}"
-    if one.metric.name != two.metric.name and a.task["name"] == b.task["name"]:
-        return (
-            f"{one.name} is ranked by {one.metric.name} and {two.name} by {two.metric.name}; "
-            "name one metric for both"
-        )
-    if differing := list_differing(a.task, b.task):
-        return f"their tasks differ in {', '.join(differing)}"
-    for each in (one, two):
-        if each.state not in RANKED:
-            return f"trial {each.trial} of experiment {each.experiment} is {each.state}"
-    for found in (a, b):
-        if not found.values[split]:
-            return f"{found.side.name} has no {one.metric.name} on {SPLITS[split]}"
-    return None
-
-
-def list_differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    """Return how two tasks differ in what is scored: `delay (100 and 200)`."""
-    if a["name"] != b["name"]:
-        return [f"name ({a['name']} and {b['name']})"]
-    fields = sorted((a.keys() | b.keys()) - set(TRAINING_ONLY))
-    return [f"{f} ({a.get(f)} and {b.get(f)})" for f in fields if a.get(f) != b.get(f)]
-
-
-def _describe(
-    a: _Found, b: _Found, split: Split, found: Difference, count: int, smallest: float | None
-) -> DifferenceNow:
-    seen, so_far = look(found, max(1, count), within=smallest), None
-    if seen is not None:
-        parts = [found.seeds[:n] for n in range(2, found.n + 1)]
-        back = look_back(a.values[split], b.values[split], parts, SIGNIFICANCE / max(1, count))
-        looks = [LookNow.made_of(each, seeds=first.n, mean=first.mean) for first, each in back]
-        plan = None if smallest is None else _make_plan(a, b, found, smallest, 1 / seen.wanted)
-        so_far = SoFarNow.made_of(seen, looks=looks, plan=plan)
-    words = _say(a.side, b.side, split, found, count, smallest)
-    return DifferenceNow.made_of(found, words=words, so_far=so_far)
-
-
-def _make_plan(a: _Found, b: _Found, found: Difference, difference: float, error: float) -> PlanNow:
-    """Return the seeds and hours at which a difference of this size would be decided."""
-    seeds = find_seeds(difference / found.sd, error) if found.sd else find_seeds(inf, error)
-    hours = None
-    if seeds is not None and a.core_hours is not None and b.core_hours is not None:
-        hours = sum(
-            each.core_hours * max(0, seeds - len(each.side.seeds))
-            for each in (a, b)
-            if each.core_hours is not None
-        )
-    return PlanNow(difference=difference, seeds=seeds, core_hours=hours)
-
-
-def _say(
-    a: Side, b: Side, split: Split, found: Difference, count: int, smallest: float | None
-) -> str:
-    """Return a difference as a sentence that can be cited."""
-    joint = {"better": "than", "worse": "than", "not distinguishable": "from", "equivalent": "to"}
-    joined = joint.get(found.verdict, "with")
-    words = f"{a.name} is {found.verdict} {joined} {b.name} on {SPLITS[split]}"
-    if found.mean is None:
-        return f"{words}, because {found.reason}"
-    by = f"{a.metric.name} differs by {found.mean:.4g} {a.metric.unit}".rstrip()
-    if found.effect is not None:
-        by += f", {format_share(found.effect)} of the baseline"
-    seeds = f"seed {found.seeds[0]}" if found.n == 1 else f"seeds {_list_seeds(found.seeds)}"
-    if found.low is None:
-        return f"{words}, because {found.reason}: {by} ({seeds})"
-    corrected = f", corrected for {count} comparisons" if count > 1 else ""
-    if found.verdict == "equivalent":
-        by += f", by no more than {smallest:.4g}"
-        corrected += f"; two one-sided tests: p = {found.alike_p:.2g}"
-    return (
-        f"{words}: {by} (95% interval {found.low:.4g} to {found.high:.4g}; "
-        f"p = {found.corrected_p:.2g}{corrected}; n = {found.n}, {seeds})"
-    )
-
-
-def _list_seeds(seeds: Sequence[int]) -> str:
-    """Return seeds as text; those that follow one another as a range.
-
-    >>> _list_seeds([0, 1, 2, 3, 7])
-    '0 to 3, 7'
-    """
-    runs: list[list[int]] = []
-    for seed in seeds:
-        if runs and seed == runs[-1][-1] + 1:
-            runs[-1].append(seed)
-        else:
-            runs.append([seed])
-    return ", ".join(
-        f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs
-    )

@@ -14,6 +14,7 @@ from typing import Any, Final, Generic, Literal, Self, TypedDict, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from eigensweep.direction import Better
+from eigensweep.results.statistics import Summary
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.preview import ArmMemory
 from eigensweep.service.record.journal import spent_seconds
@@ -85,19 +86,6 @@ class Metric(AnswerModel):
     name: str = Field(examples=["cross_entropy"])
     unit: str = Field(examples=["nats"])
     better: Better
-
-
-class SummaryNow(AnswerModel):
-    """What several trainings of one configuration gave."""
-
-    mean: float
-    n: int = Field(description="Trainings, each with its own seed")
-    sd: float | None = Field(description="Standard deviation; null for one training")
-    low: float | None = Field(
-        description="Lower end of the mean's 95% interval (Student's t), within what the metric "
-        "can be"
-    )
-    high: float | None = Field(description="Upper end of the same")
 
 
 class ProgressNow(AnswerModel):
@@ -215,7 +203,7 @@ class TrialSummary(TrialHead):
         "with the best value so far as `objective`"
     )
     test: dict[str, float | None] = Field(description="Test metrics at the best step")
-    statistics: dict[str, SummaryNow] = Field(
+    statistics: dict[str, Summary] = Field(
         description="Over the replicates: `value`, and each validation and test metric at the "
         "best step as `valid/NAME` and `test/NAME`; empty before the end"
     )

@@ -140,7 +140,7 @@ class Experiment(Remote):
             InputError: if no trial has a curve yet.
             RefusedError: if there is no such metric; the message lists those that exist.
         """
-        from eigensweep.workers.shared import figures
+        from eigensweep.results import figures
 
         found = self.connection.get(
             f"{self.path}/curves", metric=metric, trials=1, points=MOST_POINTS

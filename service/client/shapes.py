@@ -34,7 +34,7 @@ class UsageJson(TypedDict):
     gpu_hours: float
 
 
-class NoticeJson(TypedDict):
+class WordsJson(TypedDict):
     """Why an experiment comes on slowly."""
 
     words: str
@@ -73,7 +73,7 @@ class ExperimentJson(TypedDict, total=False):
     reused_from: list[str]
     eta_seconds: float | None
     usage: UsageJson
-    notices: list[NoticeJson]
+    notices: list[WordsJson]
     error: str | None
     links: LinksJson
     created_at: str

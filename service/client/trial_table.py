@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from eigensweep.results.trial_rows import make_frame, make_row
 from eigensweep.search_spaces.labels import shorten_paths
 from eigensweep.service.client.connection import JsonObject
 from eigensweep.service.client.tables import (
@@ -17,7 +18,6 @@ from eigensweep.service.client.tables import (
     format_html,
     format_latex_table,
 )
-from eigensweep.service.trial_rows import make_frame, make_row
 
 SPREAD = ("n", "sd", "interval", "test_sd", "test_interval")
 """Columns that say something only where a trial trained several times."""

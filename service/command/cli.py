@@ -295,7 +295,7 @@ def plot(
     ] = None,
 ) -> None:
     """Draw the learning curves of each arm's best trial, with the band of its seeds."""
-    from eigensweep.workers.shared import figures
+    from eigensweep.results import figures
 
     figure = call.client.experiment(experiment).plot(metric, log=log)
     try:

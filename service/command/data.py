@@ -27,7 +27,7 @@ from eigensweep.service.client.tables import Table
 from eigensweep.service.command.frame import BAD_INPUT, FAILURE, Call, command
 
 if TYPE_CHECKING:
-    from eigensweep.service.corpora.fetching import OnProgress
+    from eigensweep.corpora.fetching import OnProgress
     from eigensweep.tasks.corpora import KnownCorpus
 
 CorpusRow = dict[str, Any]
@@ -72,9 +72,9 @@ def fetch(names: Wanted) -> None:
 
     A download that broke off is resumed. For a licensed corpus, print how to get it instead.
     """
-    from eigensweep.service.corpora.fetching import FetchError
-    from eigensweep.service.corpora.fetching import fetch as download_corpus
-    from eigensweep.service.corpora.importing import UnwritableError
+    from eigensweep.corpora.fetching import FetchError
+    from eigensweep.corpora.fetching import fetch as download_corpus
+    from eigensweep.corpora.importing import UnwritableError
 
     root = _data_root()
     corpora = _choose(names, root)
@@ -99,7 +99,7 @@ def fetch(names: Wanted) -> None:
 @data.command("import")
 def import_path(path: Source) -> None:
     """Copy corpora out of a file, a folder or an archive; files are recognised by their digests."""
-    from eigensweep.service.corpora.importing import Importer, UnwritableError
+    from eigensweep.corpora.importing import Importer, UnwritableError
 
     root = _data_root()
     importer = Importer(root, _load_corpora(root).values())

@@ -30,7 +30,7 @@ PASS_SECONDS = 2.0
 
 
 if TYPE_CHECKING:
-    from eigensweep.workers.reports.messages import Results
+    from eigensweep.reports.messages import Results
 
 
 def choose(client: Client, budget: str) -> list[str]:
@@ -148,7 +148,7 @@ def save_results(client: Client, budget: str, folder: Path, note: str | None) ->
     A file that has more seeds than the service is left as it is. `note` says what else ran on the
     machine.
     """
-    from eigensweep.workers.reports.results import read_results
+    from eigensweep.reports.results import read_results
 
     query = {"budget": budget, "state": "finished"}
     for content in client.get(Reproduction.listing_path, **query)["items"]:
@@ -171,14 +171,14 @@ def keep_finished(folder: Path, note: str | None) -> list[Path]:
         SQLAlchemyError: if the record cannot be read.
         OSError: if a file cannot be read or written.
     """
+    from eigensweep.reports.messages import JSON
+    from eigensweep.reports.results import collect
     from eigensweep.service.queue.reproductions import ReproductionHandler
     from eigensweep.service.record.analyses import Analyses
     from eigensweep.service.record.jobs import Jobs
     from eigensweep.service.record.record import Record
     from eigensweep.service.record.reproductions import Reproductions
     from eigensweep.service.settings import Settings
-    from eigensweep.workers.reports.messages import JSON
-    from eigensweep.workers.reports.results import collect
 
     settings = Settings()
     record = Record(settings.database)
@@ -200,7 +200,7 @@ def keep_finished(folder: Path, note: str | None) -> list[Path]:
 
 def _keep(results: Results, folder: Path) -> Path | None:
     """Write results into their file, unless that has more seeds; return it if it was written."""
-    from eigensweep.workers.reports.results import (
+    from eigensweep.reports.results import (
         count_seeds,
         name_file,
         read_results,
@@ -229,7 +229,7 @@ def keep_results_of_home(call: Call, results: Path, note: str | None) -> None:
 
 def write_page(call: Call, results: Path, page: Path) -> None:
     """Make the page of all results in a folder, or end with what is wrong with them."""
-    from eigensweep.workers.reports.book import make_page
+    from eigensweep.reports.book import make_page
 
     try:
         make_page(results, page)

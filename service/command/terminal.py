@@ -17,12 +17,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.search_spaces.labels import format_value
 from eigensweep.service.client import Event, Experiment, ServiceAwayError
 from eigensweep.service.client.answers import count_trials, format_duration
 from eigensweep.service.client.shapes import ExperimentJson, TrialJson
 from eigensweep.service.client.tables import format_cell
-from eigensweep.workers.shared.messages import OBJECTIVE
 
 FOLLOWED = 0.2
 """Share of the difference to a new estimate of the time left by which the shown one moves."""

@@ -6,10 +6,10 @@ import logging
 from dataclasses import dataclass
 from typing import ClassVar
 
+from eigensweep.analyses.messages import AnalysisOrder, Outcome
 from eigensweep.service.queue.jobs import Handler
 from eigensweep.service.record.analyses import Analyses, AnalysisRecord
 from eigensweep.service.record.tables import JobKind, JobRow
-from eigensweep.workers.analyses.messages import AnalysisOrder, Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ class AnalysisHandler(Handler):
     """Carries out what was asked for, the oldest first."""
 
     kind: ClassVar[JobKind] = "analysis"
-    module: ClassVar[str] = "eigensweep.workers.analyses"
+    module: ClassVar[str] = "eigensweep.analyses"
     most_tries: ClassVar[int | None] = 1
     analyses: Analyses
     storage: str

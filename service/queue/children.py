@@ -15,8 +15,8 @@ from typing import Final, TypeVar
 
 from pydantic import BaseModel
 
+from eigensweep.analyses.messages import OUTCOME
 from eigensweep.service.settings import Mlflow
-from eigensweep.workers.analyses.messages import OUTCOME
 
 LONGEST_SECONDS: Final = 2 * 3600.0
 """The longest run of a child in seconds; after that it is killed, and has failed."""

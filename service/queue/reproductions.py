@@ -11,6 +11,14 @@ import time
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
+from eigensweep.reports.measurements import Measured
+from eigensweep.reports.messages import (
+    MadeAnalysis,
+    MeasuredExperiment,
+    MeasuredTrial,
+    ReportOrder,
+    ReportOutcome,
+)
 from eigensweep.search_spaces.errors import SpecError
 from eigensweep.search_spaces.reproductions import (
     SuiteAnalysis,
@@ -36,14 +44,6 @@ from eigensweep.service.record.reproductions import (
     make_id,
 )
 from eigensweep.service.record.tables import JobKind, JobRow
-from eigensweep.workers.reports.measurements import Measured
-from eigensweep.workers.reports.messages import (
-    MadeAnalysis,
-    MeasuredExperiment,
-    MeasuredTrial,
-    ReportOrder,
-    ReportOutcome,
-)
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.states import ENDED, OPEN_ANALYSES
 
@@ -57,7 +57,7 @@ class ReproductionHandler(Handler):
     """Takes each open reproduction through all stages that are possible now."""
 
     kind: ClassVar[JobKind] = "reproduction"
-    module: ClassVar[str] = "eigensweep.workers.reports"
+    module: ClassVar[str] = "eigensweep.reports"
     most_tries: ClassVar[int | None] = 1
     reproductions: Reproductions
     record: Record

@@ -18,12 +18,12 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import JsonValue
 
+from eigensweep.analyses import ANALYSES
+from eigensweep.analyses.base import ExperimentSubject, TrialSubject
+from eigensweep.analyses.messages import FILES, RESULT, Outcome
 from eigensweep.service.record.errors import AnalysisNotFoundError
 from eigensweep.service.record.jobs import PATIENCE, AskedJob, Jobs
 from eigensweep.service.record.tables import JobKind
-from eigensweep.workers.analyses import ANALYSES
-from eigensweep.workers.analyses.base import ExperimentSubject, TrialSubject
-from eigensweep.workers.analyses.messages import FILES, RESULT, Outcome
 from eigensweep.workers.shared.durable_files import make_folder
 from eigensweep.workers.shared.states import OPEN_ANALYSES
 

@@ -9,20 +9,20 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from eigensweep.search_spaces.errors import SeveralErrors, SpecError, did_you_mean
-from eigensweep.search_spaces.problems import list_problems
-from eigensweep.service.record.analyses import AnalysisSpec, OptionsJson
-from eigensweep.service.record.errors import NotAnalysableError
-from eigensweep.service.record.queries import Queries
-from eigensweep.service.record.tables import ExperimentRow, TrialRow
-from eigensweep.workers.analyses import ANALYSES
-from eigensweep.workers.analyses.base import (
+from eigensweep.analyses import ANALYSES
+from eigensweep.analyses.base import (
     AnalysisMethod,
     ExperimentSubject,
     Options,
     TrialOptions,
     TrialSubject,
 )
+from eigensweep.search_spaces.errors import SeveralErrors, SpecError, did_you_mean
+from eigensweep.search_spaces.problems import list_problems
+from eigensweep.service.record.analyses import AnalysisSpec, OptionsJson
+from eigensweep.service.record.errors import NotAnalysableError
+from eigensweep.service.record.queries import Queries
+from eigensweep.service.record.tables import ExperimentRow, TrialRow
 from eigensweep.workers.shared.checkpoints import Store, trial_key
 from eigensweep.workers.shared.states import ENDED, OPEN_TRIALS
 

@@ -14,11 +14,10 @@ from uuid import uuid4
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from eigensweep.direction import sign
+from eigensweep.results.ranking import RANKED, UNRANKED, cost
 from eigensweep.service.record.errors import WrongMoveError
 from eigensweep.service.record.rows import Rows, RowSession
 from eigensweep.service.record.tables import (
-    UNRANKED,
     AttemptRow,
     EarlierJson,
     EventDetails,
@@ -39,7 +38,6 @@ from eigensweep.workers.shared.states import (
     ENDED,
     EXPERIMENT_MOVES,
     OPEN_TRIALS,
-    RANKED,
     TRIAL_MOVES,
     ExperimentEnd,
     ExperimentState,
@@ -176,10 +174,9 @@ def finish_trial(
     if trial.result is not None:
         trial.value = trial.result.get("value")
         trial.step = max(trial.step, int(trial.result.get("step") or 0))
-    if outcome in RANKED and trial.value is not None:
-        trial.rank = sign(experiment.better) * trial.value
-    else:
-        trial.rank, trial.tier = UNRANKED, 0
+    trial.rank = cost(trial.value if outcome in RANKED else None, experiment.better)
+    if trial.rank == UNRANKED:
+        trial.tier = 0
     emit_trial(session, experiment, trial, kind, value=trial.value, error=_last_line(error))
 
 

@@ -11,17 +11,13 @@ from dataclasses import dataclass, field
 from sqlalchemy import Row, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
+from eigensweep.results.ranking import RANKED, UNRANKED
+from eigensweep.results.tuning import Try
 from eigensweep.service.record import database
 from eigensweep.service.record.queries import READ_AT_ONCE, TRIAL_SORTS, Queries
-from eigensweep.service.record.tables import (
-    UNRANKED,
-    ExperimentRow,
-    ReportRow,
-    ResultJson,
-    TrialRow,
-)
+from eigensweep.service.record.tables import ExperimentRow, ReportRow, ResultJson, TrialRow
 from eigensweep.workers.shared.messages import Params, Result
-from eigensweep.workers.shared.states import OUTCOMES, RANKED
+from eigensweep.workers.shared.states import OUTCOMES
 
 BY_VALUE = TRIAL_SORTS["value"]
 """The columns of the ranking."""
@@ -51,25 +47,6 @@ class RacerRecord:
     """Seeds that it has, or was reopened for."""
     result: Result
     error: str | None
-
-
-@dataclass(frozen=True)
-class TryRecord:
-    """A trial as one sample of a search."""
-
-    number: int
-    state: str
-    value: float | None
-    """On validation data."""
-    test: dict[str, float]
-    """Test metrics at the selected step; empty for one that was not trained to an end."""
-    training_seconds: float
-    """Of all seeds, wherever they were trained."""
-    cpu_seconds: float
-    """How long it had a process, times its cores; 0 for a reused one."""
-    gpu_seconds: float
-    is_of_many: bool
-    """Whether population-based training has replaced it by another one."""
 
 
 def list_arms(queries: Queries, id: str) -> tuple[ExperimentRow, list[ArmRecord]]:
@@ -193,8 +170,8 @@ def list_racers(queries: Queries, id: str) -> list[RacerRecord]:
     return database.read(queries.url, work)
 
 
-def list_tries(queries: Queries, id: str, arm: str | None) -> list[TryRecord]:
-    """Return value and cost of each trial of an experiment, or of one arm.
+def list_tries(queries: Queries, id: str, arm: str | None) -> list[Try]:
+    """Return what each trial of an experiment, or of an arm of it, came to and cost.
 
     Open trials are among them. Results are large, so only some are in memory at a time.
     """
@@ -212,9 +189,9 @@ def list_tries(queries: Queries, id: str, arm: str | None) -> list[TryRecord]:
         test = {name: v for name, v in (found.get("test") or {}).items() if v is not None}
         return test, found.get("seconds") or 0.0
 
-    def work(session: Session) -> list[TryRecord]:
+    def work(session: Session) -> list[Try]:
         return [
-            TryRecord(number, state, value, *read(result), cpu, gpu, is_of_many)
+            Try(number, state, value, *read(result), cpu, gpu, is_of_many)
             for number, state, value, result, cpu, gpu, is_of_many in session.execute(query)
         ]
 

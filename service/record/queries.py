@@ -28,12 +28,12 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import InstrumentedAttribute, Session, defer, load_only
 
+from eigensweep.results.ranking import UNRANKED
 from eigensweep.service.record import database
 from eigensweep.service.record.errors import ExperimentNotFoundError, TrialNotFoundError
 from eigensweep.service.record.queue_order import find_place, find_places
 from eigensweep.service.record.rows import read_first
 from eigensweep.service.record.tables import (
-    UNRANKED,
     AttemptRow,
     Base,
     EventRow,

@@ -12,6 +12,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Select
 
+from eigensweep.results.ranking import RANKED
 from eigensweep.search_spaces.extension import describe_extension, is_longer
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
@@ -30,7 +31,7 @@ from eigensweep.service.record.rows import RowSession
 from eigensweep.service.record.tables import ExperimentRow, TrialRow
 from eigensweep.service.record.walks import choose, is_in, walk
 from eigensweep.workers.shared.messages import ConfigJson
-from eigensweep.workers.shared.states import RANKED, UNTRAINED
+from eigensweep.workers.shared.states import UNTRAINED
 
 RETRIED, LENGTHENED, RESUMED = "another try", "a longer budget", "the rest of its training"
 """Why a trial is reopened."""

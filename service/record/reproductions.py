@@ -19,6 +19,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Self
 
+from eigensweep.reports.messages import FILES, JSON, ReportOutcome, Results, Until
+from eigensweep.reports.results import name_file, read_results
 from eigensweep.search_spaces.checks import check_spec
 from eigensweep.search_spaces.errors import SpecError
 from eigensweep.search_spaces.reproductions import Budget, load_suite, make_specs, suite_names
@@ -33,8 +35,6 @@ from eigensweep.service.record.jobs import PATIENCE, AskedJob, Jobs
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.tables import OPERATOR, JobKind, JobRow
 from eigensweep.service.record.taking_up import take_up
-from eigensweep.workers.reports.messages import FILES, JSON, ReportOutcome, Results, Until
-from eigensweep.workers.reports.results import name_file, read_results
 from eigensweep.workers.shared.durable_files import make_folder
 from eigensweep.workers.shared.states import ENDED
 

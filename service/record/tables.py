@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal, TypedDict
 
 from sqlalchemy import (
@@ -22,14 +21,13 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from eigensweep.direction import Better
+from eigensweep.results.ranking import UNRANKED
 from eigensweep.workers.shared.messages import ConfigJson, Metrics, NoticeKind, Params, SpecJson
 from eigensweep.workers.shared.states import Outcome
 from eigensweep.workers.shared.thinning import Keep
 
 OPERATOR = "operator"
 """Who runs the service: the user of EIGENSWEEP_TOKEN, and of everybody while there is no token."""
-UNRANKED = math.inf
-"""The rank of a trial that is not ranked: it comes after all others."""
 
 JobKind = Literal["analysis", "reproduction", "deletion", "pruning", "webhook"]
 """What the service does beside experiments."""

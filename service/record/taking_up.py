@@ -13,18 +13,17 @@ from dataclasses import replace
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from eigensweep.direction import sign
+from eigensweep.reports.messages import KeptExperiment, KeptTrial, Results
+from eigensweep.reports.results import join_blocks
+from eigensweep.results.ranking import RANKED, cost
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record import database
 from eigensweep.service.record.journal import budget_of, replace_non_finite
 from eigensweep.service.record.posting import make_row
-from eigensweep.service.record.tables import UNRANKED, ExperimentRow, TrialRow
-from eigensweep.workers.reports.messages import KeptExperiment, KeptTrial, Results
-from eigensweep.workers.reports.results import join_blocks
+from eigensweep.service.record.tables import ExperimentRow, TrialRow
 from eigensweep.workers.shared.checkpoints import Store, replicate_key, trial_key
 from eigensweep.workers.shared.messages import Result
 from eigensweep.workers.shared.results import split_seeds, summarise
-from eigensweep.workers.shared.states import RANKED
 from eigensweep.workers.shared.thinning import thin_out
 
 TAKEN: tuple[str, ...] = ("completed", "reused", "diverged")
@@ -80,9 +79,7 @@ def _make_row(results: Results, experiment: KeptExperiment, total: int) -> Exper
 
 def _make_trial(results: Results, trial: KeptTrial, row: ExperimentRow) -> TrialRow:
     result, config = _add_origin(trial, results.origin), dict(trial.config or {})
-    state, rank = "diverged" if result.outcome == "diverged" else "completed", UNRANKED
-    if state in RANKED and result.value is not None:
-        rank = sign(row.better) * result.value
+    state = "diverged" if result.outcome == "diverged" else "completed"
     return TrialRow(
         experiment_id=row.id,
         number=trial.number,
@@ -96,7 +93,7 @@ def _make_trial(results: Results, trial: KeptTrial, row: ExperimentRow) -> Trial
         state=state,
         step=result.step,
         value=result.value,
-        rank=rank,
+        rank=cost(result.value if state in RANKED else None, row.better),
         result=replace_non_finite(result.to_dict()),
         tracked=True,
         ended_at=time.time(),

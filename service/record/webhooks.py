@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 
 from sqlalchemy.orm import Session
 
+from eigensweep.results.ranking import RANKED
 from eigensweep.service.record import database
 from eigensweep.service.record.queries import count_states
 from eigensweep.service.record.tables import ExperimentRow, JobRow
-from eigensweep.workers.shared.states import RANKED
 
 
 def make_message(url: str, job: JobRow) -> dict[str, object] | None:

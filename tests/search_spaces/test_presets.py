@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from eigensweep.analyses import ANALYSES
 from eigensweep.search_spaces.checks import check_spec
 from eigensweep.search_spaces.errors import CorpusError, UnknownPresetError
 from eigensweep.search_spaces.presets import load_preset, preset_names
 from eigensweep.search_spaces.preview import preview
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.workers.analyses import ANALYSES
 
 PUBLISHED_SIZES = {
     "adding-enrnn-best": 15_441,

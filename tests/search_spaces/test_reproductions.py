@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from eigensweep.analyses import ANALYSES
 from eigensweep.search_spaces.checks import check_spec
 from eigensweep.search_spaces.errors import CorpusError, UnknownSuiteError
 from eigensweep.search_spaces.presets import load_preset
@@ -29,7 +30,6 @@ from eigensweep.search_spaces.reproductions import (
     suite_names,
 )
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.workers.analyses import ANALYSES
 
 FIGURES = {
     "enrnn": [*(f"figure-{k}" for k in range(1, 8)), "table-2", "table-3"],

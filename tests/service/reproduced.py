@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from eigensweep.analyses.__main__ import main as make_analysis
+from eigensweep.reports.__main__ import main as make_report
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.queue.analyses import AnalysisHandler
 from eigensweep.service.queue.jobs import JobRunner
 from eigensweep.service.queue.reproductions import ReproductionHandler
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
-from eigensweep.workers.analyses.__main__ import main as make_analysis
-from eigensweep.workers.reports.__main__ import main as make_report
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.messages import ReplicateResult

@@ -13,13 +13,13 @@ import pytest
 from reproduced import NAME, Reproducer
 from starlette.testclient import TestClient
 
+from eigensweep.reports.book import make_page
+from eigensweep.reports.results import name_file
 from eigensweep.search_spaces.reproductions import load_suite
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.app import create_app
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
-from eigensweep.workers.reports.book import make_page
-from eigensweep.workers.reports.results import name_file
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.messages import ReplicateResult

@@ -15,6 +15,10 @@ import pytest
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
+from eigensweep.analyses import ANALYSES
+from eigensweep.analyses.__main__ import main as carry_out
+from eigensweep.analyses.base import ExperimentSubject, TrialSubject
+from eigensweep.analyses.messages import Outcome
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.app import create_app
@@ -26,10 +30,6 @@ from eigensweep.service.queue.jobs import JobRunner
 from eigensweep.service.record.analyses import Analyses, AnalysisSpec
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.settings import Settings
-from eigensweep.workers.analyses import ANALYSES
-from eigensweep.workers.analyses.__main__ import main as carry_out
-from eigensweep.workers.analyses.base import ExperimentSubject, TrialSubject
-from eigensweep.workers.analyses.messages import Outcome
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.messages import Result
 

@@ -27,9 +27,9 @@ from small_files import cifar_images, python2_pickle
 from starlette.testclient import TestClient
 from typer.testing import CliRunner, Result
 
+from eigensweep.corpora import fetching
 from eigensweep.service.api.app import create_app
 from eigensweep.service.command.cli import app
-from eigensweep.service.corpora import fetching
 from eigensweep.service.settings import Settings
 from eigensweep.tasks import cifar, corpora
 from eigensweep.tasks.corpora import FileGroup, KnownCorpus
@@ -288,7 +288,7 @@ class TestFetching:
             raise StorageError(f"cannot write {path}: No space left on device")
 
         publish(addresses(server.url))
-        monkeypatch.setattr("eigensweep.service.corpora.importing.write_whole", full)
+        monkeypatch.setattr("eigensweep.corpora.importing.write_whole", full)
         done = run("fetch", "letters")
         assert done.exit_code == 1
         assert f"cannot write {root / 'letters/a.txt'}: No space left on device." in done.stderr

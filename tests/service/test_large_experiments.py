@@ -14,12 +14,13 @@ from sqlalchemy import insert, update
 from starlette.testclient import TestClient
 
 from bench.pages import make_spec, make_trials
+from eigensweep.results.ranking import UNRANKED
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.routes import trials
 from eigensweep.service.record import database, queries, walks
 from eigensweep.service.record.ledger import RecordLedger
-from eigensweep.service.record.tables import UNRANKED, TrialRow
+from eigensweep.service.record.tables import TrialRow
 
 FEW, MANY, AT_ONCE = 150, 600, 25
 

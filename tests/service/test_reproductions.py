@@ -11,6 +11,9 @@ import pytest
 from reproduced import NAME, Reproducer, play_driver
 from starlette.testclient import TestClient
 
+from eigensweep.reports.__main__ import main as make_report
+from eigensweep.reports.report import make_report as make_content
+from eigensweep.reports.results import name_file, read_results, write_results
 from eigensweep.search_spaces.reproductions import suite_names
 from eigensweep.service.api.app import create_app
 from eigensweep.service.queue.dispatcher import Dispatcher
@@ -19,9 +22,6 @@ from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.reproductions import Wanted
 from eigensweep.service.settings import Settings
-from eigensweep.workers.reports.__main__ import main as make_report
-from eigensweep.workers.reports.report import make_report as make_content
-from eigensweep.workers.reports.results import name_file, read_results, write_results
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.messages import DriverOptions
 

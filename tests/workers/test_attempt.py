@@ -19,10 +19,10 @@ import pytest
 from orders import make_order
 from sweeps import spec
 
+from eigensweep.analyses.base import Folders, TrialSubject
+from eigensweep.analyses.weights import load_snapshot
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.workers.analyses.base import Folders, TrialSubject
-from eigensweep.workers.analyses.weights import load_snapshot
 from eigensweep.workers.shared import code
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.code import (

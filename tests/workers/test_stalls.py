@@ -17,6 +17,7 @@ from ray.tune.experiment import Trial
 from sweeps import Bench, spec
 from waiting import wait_until
 
+from eigensweep.results.ranking import RANKED
 from eigensweep.workers.driver.searcher import LIVE, Recorder
 from eigensweep.workers.driver.stalls import Stall, StallWatch, read_progress
 from eigensweep.workers.shared.checkpoints import Progress, Store
@@ -25,7 +26,7 @@ from eigensweep.workers.shared.durable_files import StorageError
 from eigensweep.workers.shared.ledger import TrialEntry
 from eigensweep.workers.shared.messages import Place
 from eigensweep.workers.shared.patience import OWN_PACE, STALL_SECONDS, START_SECONDS
-from eigensweep.workers.shared.states import INSTRUCTIVE, OUTCOMES, RANKED
+from eigensweep.workers.shared.states import INSTRUCTIVE, OUTCOMES
 
 CHECKPOINT_SECONDS = 10.0
 PLACE = Place("node7", 4711, "cpu")

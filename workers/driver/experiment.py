@@ -21,6 +21,7 @@ from pathlib import Path
 import optuna
 from ray import tune
 
+from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.search_spaces.memory import limit_memory, reserve_memory
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
@@ -60,7 +61,6 @@ from eigensweep.workers.shared.fair_shares import Want
 from eigensweep.workers.shared.files import is_url
 from eigensweep.workers.shared.ledger import Ledger, StaleWriteError, TrialEntry
 from eigensweep.workers.shared.messages import (
-    OBJECTIVE,
     DriverOptions,
     Metrics,
     Notice,

@@ -25,7 +25,7 @@ from optuna.importance import BaseImportanceEvaluator
 from optuna.study import Study
 from optuna.trial import FrozenTrial, create_trial
 
-from eigensweep.workers.driver.trees import find_shares
+from eigensweep.results.trees import find_shares
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class Trees(BaseImportanceEvaluator):
 def draw(folder: Path, order: PlotOrder) -> None:
     """Write the history of the search, and three plots of each arm that varies something.
 
-    The measure of importance is that of `workers/driver/importance.py`, which says why.
+    The measure of importance is that of `eigensweep/results/importance.py`, which says why.
     """
     studies = {
         name: _make_study(name, order["direction"], arm)

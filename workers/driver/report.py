@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 from optuna.distributions import distribution_to_json
 
 from eigensweep.direction import Better
+from eigensweep.results.racing import find_race
+from eigensweep.results.ranking import RANKED, find_best, rank
 from eigensweep.search_spaces.labels import (
     describe_settings,
     format_share,
@@ -31,9 +33,7 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.study import DIRECTIONS, make_distribution
 from eigensweep.workers.shared.ledger import TrialEntry
 from eigensweep.workers.shared.messages import Metrics, Params, Result
-from eigensweep.workers.shared.racing import find_race
-from eigensweep.workers.shared.results import rank
-from eigensweep.workers.shared.states import RANKED, ExperimentEnd
+from eigensweep.workers.shared.states import ExperimentEnd
 
 if TYPE_CHECKING:
     from eigensweep.workers.driver.plots import PlotOrder
@@ -46,8 +46,8 @@ PLOTS = "eigensweep.workers.driver.plots"
 DRAWING_SECONDS = 300.0
 """How long that program may take."""
 
-LAST = (1, 0.0)
-"""Rank of an arm without a ranked trial: after all others."""
+LAST = (1, 0.0, 0)
+"""Place of an arm without a ranked trial: after all others."""
 
 COLUMNS = ("arm", "best settings", "n", "mean", "sd", "95% interval", "of the baseline", "trials")
 
@@ -195,13 +195,18 @@ def make_report(
 ) -> ExperimentReport:
     """Return the best trial of each arm with mean, n, spread and interval, best arm first."""
     metric = spec.objective_metric
-    arms = {arm: _Arm(arm) for arm in spec.space().arms}
+    states: dict[str, Counter[str]] = {arm: Counter() for arm in spec.space().arms}
+    best: dict[str, TrialEntry] = {}
     racers = []
     for entry in entries:
-        arms[entry.arm].add(entry, metric.better)
+        states[entry.arm][entry.state] += 1
+        leader = find_best(filter(None, (best.get(entry.arm), entry)), metric.better)
+        if leader is not None:
+            best[entry.arm] = leader
         if spec.racing is not None:
             racers.append(entry)
-    ranked = sorted(arms.values(), key=lambda arm: arm.rank)
+    keys = {arm: rank(trial, metric.better) for arm, trial in best.items()}
+    order = sorted(states, key=lambda arm: (keys.get(arm) or LAST)[:2])
     race = find_race(spec, racers)
     return {
         "name": spec.name,
@@ -209,54 +214,31 @@ def make_report(
         "metric": {"name": metric.name, "unit": metric.unit, "better": metric.better},
         "baseline": spec.baseline,
         "race": None if race is None else race.words,
-        "arms": [arm.describe(place, spec.baseline) for place, arm in enumerate(ranked, 1)],
+        "arms": [
+            _describe_arm(arm, states[arm], best.get(arm), place, spec.baseline)
+            for place, arm in enumerate(order, 1)
+        ],
     }
 
 
-class _Arm:
-    """Counts the trials of an arm, and keeps the best of them."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._states: Counter[str] = Counter()
-        self._best: tuple[tuple[int, float], TrialEntry, Result] | None = None
-
-    def add(self, trial: TrialEntry, better: Better) -> None:
-        self._states[trial.state] += 1
-        if trial.state not in RANKED or trial.result is None:
-            return
-        key = rank(trial.result, better)
-        if key is not None and (self._best is None or key < self._best[0]):
-            self._best = key, trial, trial.result
-
-    @property
-    def rank(self) -> tuple[int, float]:
-        """Sorts arms, the best first."""
-        return LAST if self._best is None else self._best[0]
-
-    def describe(self, place: int, baseline: float | None) -> ArmReport:
-        row: ArmReport = {
-            "arm": self._name,
-            "trials": dict(self._states),
-            "best_trial": None,
-            "params": {},
-            "value": None,
-            "statistics": {},
-            "test": {},
-            "rank": place,
-            "baseline_ratio": None,
-        }
-        if self._best is None:
-            return row
-        _, best, result = self._best
-        row["best_trial"], row["params"] = best.number, best.params
-        row["value"], row["test"] = result.value, dict(result.test)
-        row["baseline_ratio"] = _ratio(result.value, baseline)
-        if best.lineage:
-            row["lineage"] = [taken.to_dict() for taken in best.lineage]
-        if result.by_replicate:
-            row["statistics"] = {name: one.to_dict() for name, one in result.statistics.items()}
-        return row
+def _describe_arm(
+    arm: str, states: Counter[str], best: TrialEntry | None, place: int, baseline: float | None
+) -> ArmReport:
+    result = Result() if best is None or best.result is None else best.result
+    row: ArmReport = {
+        "arm": arm,
+        "trials": dict(states),
+        "best_trial": None if best is None else best.number,
+        "params": {} if best is None else best.params,
+        "value": result.value,
+        "statistics": {name: found.to_dict() for name, found in result.statistics.items()},
+        "test": dict(result.test),
+        "rank": place,
+        "baseline_ratio": _ratio(result.value, baseline),
+    }
+    if best is not None and best.lineage:
+        row["lineage"] = [taken.to_dict() for taken in best.lineage]
+    return row
 
 
 def _ratio(value: float | None, baseline: float | None) -> float | None:

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, replace
 
+from eigensweep.results.racing import find_race
+from eigensweep.results.ranking import find_best, rank
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig, find_code
@@ -35,9 +37,7 @@ from eigensweep.workers.shared.ledger import (
     TrialEntry,
 )
 from eigensweep.workers.shared.messages import LostBy, Metrics, Notice, Place, Result, Source
-from eigensweep.workers.shared.racing import find_race
-from eigensweep.workers.shared.results import rank
-from eigensweep.workers.shared.states import OPEN_TRIALS, RANKED, UNTRAINED, ExperimentEnd, Outcome
+from eigensweep.workers.shared.states import OPEN_TRIALS, UNTRAINED, ExperimentEnd, Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -105,8 +105,8 @@ class Sweep:
         self._configurations = Configurations(spec, study)
         self._keeps_all = spec.racing is not None or spec.scheduler.name == "pbt"
         """Whether entries of ended trials are kept whole."""
-        self._best: tuple[tuple[int, float], int] | None = None
-        """Rank and number of the best ended trial."""
+        self._best: tuple[int, float, int] | None = None
+        """Key in the ranking of the best of the trials that have ended; its number comes last."""
         self._has_raced = False
         """Whether a trial of earlier drivers has more seeds than every configuration gets."""
         self._recoded: set[int] = set()
@@ -534,13 +534,7 @@ class Sweep:
 
     def best(self) -> TrialEntry | None:
         """Return the first trial of the ranking, None if no trial is ranked."""
-        ranked = [
-            (key, entry.number)
-            for entry in self.entries.values()
-            if entry.state in RANKED
-            and (key := rank(entry.result, self.spec.objective_metric.better)) is not None
-        ]
-        return self.entries[min(ranked)[1]] if ranked else None
+        return find_best(self.entries.values(), self.spec.objective_metric.better)
 
     def close(self) -> tuple[ExperimentEnd, str | None]:
         """Record the total of trials; return how the experiment ended, and why if not well."""
@@ -658,14 +652,12 @@ class Sweep:
         self.entries[entry.number] = entry
         if self._keeps_all or not entry.is_over or entry.state == "invalid":
             return
-        place = None
-        if entry.state in RANKED:
-            place = rank(entry.result, self.spec.objective_metric.better)
+        place = rank(entry, self.spec.objective_metric.better)
         worse: int | None = entry.number
-        if place is not None and (self._best is None or (place, entry.number) < self._best):
-            worse = None if self._best is None else self._best[1]
-            self._best = place, entry.number
-        if worse is not None and (self._best is None or worse != self._best[1]):
+        if place is not None and (self._best is None or place < self._best):
+            worse = None if self._best is None else self._best[-1]
+            self._best = place
+        if worse is not None and (self._best is None or worse != self._best[-1]):
             self.entries[worse] = self.entries[worse].outline()
 
 

@@ -16,10 +16,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from eigensweep.models.base import Model
+from eigensweep.results import figures
 from eigensweep.search_spaces.single_trial import read_trial
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.engine.replicates import gains_by_lanes
-from eigensweep.workers.shared import figures, spectrum_files
+from eigensweep.workers.shared import spectrum_files
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.messages import ConfigJson, Metrics, ReplicateResult, Result

@@ -29,7 +29,7 @@ from eigensweep.own_packages import (
 )
 from eigensweep.workers.shared.messages import Code
 
-PACKAGES = ("models", "tasks", "search_spaces", "workers")
+PACKAGES = ("models", "tasks", "search_spaces", "workers", "results")
 """The packages whose code decides a trial's numbers, beside the modules above them."""
 
 VERSIONS = ("torch", "numpy", "ray")

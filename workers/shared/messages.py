@@ -15,15 +15,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
+from eigensweep.results.statistics import Summary, find_domain, summarize
 from eigensweep.workers.shared.logs import LogFormat
 from eigensweep.workers.shared.states import Outcome
-from eigensweep.workers.shared.statistics import Summary, find_domain, summarize
 
 if TYPE_CHECKING:
     from eigensweep.search_spaces.parameters import Scalar
-
-OBJECTIVE = "objective"
-"""Key, in the metrics of a rung report, of the value that trials are ranked by: the best so far."""
 
 ConfigJson = dict[str, Any]
 """A resolved `TrialConfig` as JSON. It stays JSON here because the class needs torch."""

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import fmean, median
 
-from eigensweep.direction import Better, sign
 from eigensweep.workers.shared.messages import End, Metrics, ReplicateResult, Result
 
 
@@ -64,17 +63,6 @@ def cut_seeds(result: Result, replicates: int) -> Result:
         known = len(result.by_replicate)
         raise ValueError(f"the result has {known} seeds, and {replicates} are wanted")
     return summarise(split_seeds(result)[:replicates])
-
-
-def rank(result: Result | None, better: Better) -> tuple[int, float] | None:
-    """Return a key by which results of one experiment are sorted, None without a value.
-
-    More seeds come first: who has them stayed longer in the race. Means over other seeds cannot be
-    compared, as some seeds are easy for everybody. Among equals the best value comes first.
-    """
-    if result is None or result.value is None:
-        return None
-    return -result.replicates, sign(better) * result.value
 
 
 def split_seeds(result: Result) -> list[ReplicateResult]:

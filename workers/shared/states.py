@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final, Literal, get_args
 
+from eigensweep.results.ranking import RANKED
+
 Outcome = Literal[
     "completed", "pruned", "diverged", "stalled", "failed", "cancelled", "reused", "invalid"
 ]
@@ -48,8 +50,6 @@ Action = Literal[
 
 OPEN_TRIALS: Final[tuple[OpenTrialState, ...]] = get_args(OpenTrialState)
 OUTCOMES: Final[frozenset[str]] = frozenset(get_args(Outcome))
-RANKED: Final[frozenset[str]] = frozenset({"completed", "reused"})
-"""The outcomes whose value counts in the ranking."""
 INSTRUCTIVE: Final[frozenset[str]] = RANKED | {"diverged"}
 """The outcomes that tell a later search something about a configuration."""
 

@@ -22,20 +22,14 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from eigensweep.direction import sign
+from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.durable_files import DamagedError, StorageError
 from eigensweep.workers.shared.kept_files import BEST
 from eigensweep.workers.shared.ledger import Ledger, TrialEntry
-from eigensweep.workers.shared.messages import (
-    OBJECTIVE,
-    Measures,
-    Metrics,
-    Notice,
-    Result,
-    Source,
-)
+from eigensweep.workers.shared.messages import Measures, Metrics, Notice, Result, Source
 from eigensweep.workers.shared.states import ExperimentEnd
 from eigensweep.workers.tracking.batched_runs import open_runs
 from eigensweep.workers.tracking.mlflow_runs import (

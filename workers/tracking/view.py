@@ -12,7 +12,7 @@ import json
 import zlib
 from collections.abc import Sequence
 
-from eigensweep.workers.shared.messages import OBJECTIVE
+from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.workers.tracking.mlflow_runs import LONGEST_TAG
 from eigensweep.workers.tracking.subject import Subject
 

@@ -18,6 +18,7 @@ from statistics import fmean
 import torch
 
 from eigensweep.direction import best, is_better
+from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.shared import spectrum_files
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
@@ -27,7 +28,6 @@ from eigensweep.workers.shared.kept_files import BEST, StateDict
 from eigensweep.workers.shared.ledger import PAUSED
 from eigensweep.workers.shared.marks import cancel_mark, leave_mark, pause_mark
 from eigensweep.workers.shared.messages import (
-    OBJECTIVE,
     End,
     Metrics,
     Order,

@@ -24,6 +24,9 @@ from starlette.responses import HTMLResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from eigensweep.direction import sign
+from eigensweep.reports.markdown import cost_words, remarks_of
+from eigensweep.reports.page import make_tables
+from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.search_spaces.errors import UnknownSuiteError
 from eigensweep.search_spaces.presets import load_preset
 from eigensweep.search_spaces.reproductions import BUDGETS
@@ -54,9 +57,7 @@ from eigensweep.service.api.schemas import Asked, Metric, TrialNow, TrialSummary
 from eigensweep.service.record.errors import ReproductionNotFoundError
 from eigensweep.service.record.overviews import list_arms, list_lineages
 from eigensweep.service.record.reproductions import OPEN
-from eigensweep.workers.reports.markdown import cost_words, remarks_of
-from eigensweep.workers.reports.page import make_tables
-from eigensweep.workers.shared.messages import OBJECTIVE, SpecJson
+from eigensweep.workers.shared.messages import SpecJson
 from eigensweep.workers.shared.states import (
     ACTIONS,
     ENDED,

@@ -12,6 +12,8 @@ from fastapi import APIRouter, Body, Path, Query, Response
 from fastapi.responses import FileResponse
 from pydantic import Field
 
+from eigensweep.analyses import ANALYSES
+from eigensweep.analyses.base import Kind
 from eigensweep.service.api.callers import SUBMIT
 from eigensweep.service.api.errors import NotInCatalogueError, describe_errors
 from eigensweep.service.api.paging import cut, decode
@@ -21,8 +23,6 @@ from eigensweep.service.api.schemas import AnswerModel, Page, PageAsked
 from eigensweep.service.api.written import DescribedRoute, ServiceRoute
 from eigensweep.service.record.analyses import AnalysisRecord, AnalysisState, OptionsJson
 from eigensweep.service.record.analysis_requests import AnalysisRequest, complete_request
-from eigensweep.workers.analyses import ANALYSES
-from eigensweep.workers.analyses.base import Kind
 
 router = APIRouter(tags=["analyses"], route_class=ServiceRoute)
 kinds = APIRouter(tags=["analyses"], route_class=DescribedRoute)

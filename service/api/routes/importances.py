@@ -5,34 +5,22 @@ from __future__ import annotations
 from fastapi import APIRouter
 from pydantic import Field
 
+from eigensweep.results.importance import EVALUATOR, Importance, Scored, measure_importance
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.parts import TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
 from eigensweep.service.api.schemas import AnswerModel, Metric
 from eigensweep.service.api.written import DescribedRoute
 from eigensweep.service.record.overviews import list_arms, list_finished
-from eigensweep.workers.driver.importance import EVALUATOR, Scored, measure_importance
 
 router = APIRouter(tags=["overviews"], route_class=DescribedRoute)
-
-
-class ParameterImportance(AnswerModel):
-    """What one parameter contributes to the objective within its arm."""
-
-    path: str
-    share: float | None = Field(
-        description="0 to 1; the shares of parameters that were judged together add up to 1"
-    )
-    trials: int = Field(description="Finished trials that have the parameter and were used")
-    among: list[str] = Field(description="The parameters that were judged together")
-    problem: str | None = Field(description="Why there is no share; null where there is one")
 
 
 class ArmImportance(AnswerModel):
     """The parameters of one arm, the most important first."""
 
     arm: str
-    parameters: list[ParameterImportance]
+    parameters: list[Importance]
 
 
 class ImportanceNow(AnswerModel):

@@ -16,6 +16,8 @@ from fastapi import APIRouter, Path, Query, Response
 from fastapi.responses import StreamingResponse
 from pydantic import Field
 
+from eigensweep.results.ranking import OBJECTIVE
+from eigensweep.results.statistics import Summary, find_domain, summarize
 from eigensweep.search_spaces.errors import SpecError, did_you_mean, shorten
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.presets import find_preset
@@ -23,7 +25,7 @@ from eigensweep.search_spaces.sections import PublishedNumber
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
-from eigensweep.service.api.schemas import AnswerModel, SummaryNow
+from eigensweep.service.api.schemas import AnswerModel
 from eigensweep.service.api.written import DescribedRoute
 from eigensweep.service.record.errors import WeightsNotFoundError
 from eigensweep.service.record.overviews import (
@@ -37,9 +39,8 @@ from eigensweep.service.record.tables import ExperimentRow, ReportRow, TrialRow
 from eigensweep.workers.shared.checkpoints import PIECE, Store, trial_key
 from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.kept_files import BEST
-from eigensweep.workers.shared.messages import OBJECTIVE, summarize_stored
+from eigensweep.workers.shared.messages import summarize_stored
 from eigensweep.workers.shared.states import TrialState
-from eigensweep.workers.shared.statistics import Summary, find_domain, summarize
 
 router = APIRouter(tags=["overviews"], route_class=DescribedRoute)
 
@@ -68,12 +69,12 @@ class ArmNow(AnswerModel):
     params: dict[str, Scalar] = Field(description="What the search chose for the best trial")
     parameters: int | None = Field(description="Free parameters of the best trial's model")
     seconds: float | None = Field(description="Training time of the best trial, all seeds together")
-    value: SummaryNow | None = Field(
+    value: Summary | None = Field(
         description="Best validation value of the experiment's metric, over the best trial's seeds"
     )
     ratio: float | None = Field(description="Mean of `value` over the baseline; null if unknown")
-    valid: dict[str, SummaryNow] = Field(description="Validation metrics at the best step")
-    test: dict[str, SummaryNow] = Field(description="Test metrics at the best step")
+    valid: dict[str, Summary] = Field(description="Validation metrics at the best step")
+    test: dict[str, Summary] = Field(description="Test metrics at the best step")
 
 
 class Arms(AnswerModel):
@@ -96,7 +97,7 @@ class PublishedNow(AnswerModel):
     read_off: bool = Field(description="Whether it was read off a figure by eye")
     note: str | None
     arm: str | None = Field(description="The arm that measures the same")
-    measured: SummaryNow | None = Field(description="From the arm's best trial")
+    measured: Summary | None = Field(description="From the arm's best trial")
     gap: float | None = Field(description="Measured minus published")
     reason: str | None = Field(description="Why nothing stands beside it; null if something does")
 

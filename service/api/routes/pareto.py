@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query
 from pydantic import Field
 
 from eigensweep.direction import sign
+from eigensweep.results.pareto import find_front, read_goals
 from eigensweep.search_spaces.checks import check_against
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
@@ -18,7 +19,6 @@ from eigensweep.service.api.schemas import AnswerModel, Metric
 from eigensweep.service.api.written import DescribedRoute
 from eigensweep.service.record.tables import ResultJson
 from eigensweep.workers.shared.messages import Result
-from eigensweep.workers.shared.objectives import find_front, read_goals
 
 router = APIRouter(tags=["trials"], route_class=DescribedRoute)
 

@@ -7,22 +7,17 @@ from typing import Literal
 from fastapi import APIRouter
 from pydantic import Field
 
+from eigensweep.results.racing import Race, Round, count_core_hours, find_race, read_values
+from eigensweep.results.sequential import Look, look, look_back
+from eigensweep.results.statistics import Summary, compare_paired, find_domain, summarize
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.parts import TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
-from eigensweep.service.api.schemas import AnswerModel, SummaryNow
+from eigensweep.service.api.schemas import AnswerModel
 from eigensweep.service.api.written import DescribedRoute
 from eigensweep.service.record.overviews import RacerRecord, list_racers
-from eigensweep.workers.shared.racing import (
-    Race,
-    count_core_hours,
-    find_race,
-    read_values,
-)
-from eigensweep.workers.shared.sequential import look, look_back
 from eigensweep.workers.shared.states import ENDED
-from eigensweep.workers.shared.statistics import compare_paired, find_domain, summarize
 
 router = APIRouter(tags=["trials"], route_class=DescribedRoute)
 
@@ -34,35 +29,6 @@ MOST_RACERS = 20
 """Trials of the newest round that are shown."""
 
 
-class RaceRound(AnswerModel):
-    """What one round decided."""
-
-    seeds: int = Field(description="Seeds of each trial in it")
-    leader: int = Field(description="The trial with the best mean")
-    rivals: list[int] = Field(description="Trials that cannot be told apart from the leader")
-    worse: list[int] = Field(description="Trials that are worse, and left the race")
-    equivalent: list[int] = Field(
-        description="Trials that differ from the leader by no more than `racing.smallest`; they "
-        "left the race, too"
-    )
-    left_out: list[int] = Field(
-        description="Trials that cannot be told apart, and come after the largest number of leaders"
-    )
-
-
-class RaceLook(AnswerModel):
-    """What so many seeds said of a trial against the leader of now."""
-
-    seeds: int = Field(description="Seeds that the comparison counts")
-    mean: float = Field(description="Mean of the trial minus the leader, seed by seed")
-    low: float | None = Field(
-        description="Lower end of the interval of that mean that holds at every look together; "
-        "null where so few seeds exclude nothing"
-    )
-    high: float | None = Field(description="Upper end of the same")
-    e_value: float = Field(description="Evidence against no difference")
-
-
 class RacerNow(AnswerModel):
     """A trial of the newest round."""
 
@@ -71,12 +37,12 @@ class RacerNow(AnswerModel):
     params: dict[str, Scalar] = Field(description="What the search chose, by dotted path")
     seeds: int = Field(description="Seeds that it has trained")
     verdict: RaceVerdict = Field(description="What the newest round said of it")
-    value: SummaryNow = Field(description="Over the seeds of the newest round")
-    behind: SummaryNow | None = Field(
+    value: Summary = Field(description="Over the seeds of the newest round")
+    behind: Summary | None = Field(
         description="What it has more than the leader, seed by seed over the same ones, with the "
         "interval of this comparison alone; null for the leader"
     )
-    looks: list[RaceLook] = Field(
+    looks: list[Look] = Field(
         description="The comparison with the leader of now after each round; empty for the leader"
     )
     wanted: int | None = Field(
@@ -105,7 +71,7 @@ class RaceNow(AnswerModel):
     )
     words: str = Field(description="Where it is, as a sentence")
     seeds: list[int] = Field(description="How many seeds a trial has at each decision")
-    rounds: list[RaceRound]
+    rounds: list[Round]
     racers: list[RacerNow] = Field(
         description=f"Trials of the newest round, the leader first, {MOST_RACERS} at most"
     )
@@ -142,7 +108,7 @@ def get_race(service: TheService, id: ExperimentId) -> RaceNow:
         state=state,
         words=stopped + race.words,
         seeds=_seeds(spec),
-        rounds=race.rounds,
+        rounds=list(race.rounds),
         racers=racers,
         wanted_e_value=1 / race.error,
         smallest=race.within,
@@ -185,7 +151,7 @@ def _make_racers(
         if number != last.leader:
             found = compare_paired(*({seed: v[seed] for seed in seeds} for v in (known, leads)))
             assert found.mean is not None
-            behind = SummaryNow.made_of(found)
+            behind = Summary(found.mean, found.n, found.sd, found.low, found.high)
             if verdict == "not distinguishable" and (seen := look(found, error=race.error)):
                 wanted = seen.seeds and seen.seeds + race.counted
         racers.append(
@@ -195,7 +161,7 @@ def _make_racers(
                 verdict=verdict,
                 value=summarize(now, find_domain(metric)),
                 behind=behind,
-                looks=[RaceLook.made_of(seen, seeds=f.n, mean=f.mean) for f, seen in looks],
+                looks=looks,
                 wanted=wanted,
             )
         )

@@ -15,6 +15,8 @@ from fastapi import APIRouter, Body, Path, Query, Response
 from fastapi.responses import FileResponse
 from pydantic import Field, model_validator
 
+from eigensweep.reports import messages
+from eigensweep.reports.report import ReportContent
 from eigensweep.search_spaces.errors import SpecError
 from eigensweep.search_spaces.reproductions import (
     BUDGETS,
@@ -36,8 +38,6 @@ from eigensweep.service.api.written import DescribedRoute, ServiceRoute
 from eigensweep.service.record.errors import ExperimentNotFoundError
 from eigensweep.service.record.reproductions import ReproductionRecord, ReproductionState
 from eigensweep.service.settings import Settings
-from eigensweep.workers.reports import messages
-from eigensweep.workers.reports.report import ReportContent
 from eigensweep.workers.shared.messages import SpecJson
 
 router = APIRouter(tags=["reproductions"], route_class=ServiceRoute)

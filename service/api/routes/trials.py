@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import Field
 
+from eigensweep.results.trial_rows import Row, make_frame, make_row
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.paging import Part, cut, decode
 from eigensweep.service.api.parts import Service, TheService
@@ -18,7 +19,6 @@ from eigensweep.service.api.schemas import Page, PageAsked, TrialNow, TrialSumma
 from eigensweep.service.api.written import WrittenRoute
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.queries import StoredTrial
-from eigensweep.service.trial_rows import Row, make_frame, make_row
 from eigensweep.workers.driver.export import export_study
 from eigensweep.workers.shared.states import TrialState
 

@@ -1,0 +1,95 @@
+"""One analysis in its own process: `python -m eigensweep.analyses FOLDER < order.json`.
+
+The order is an `AnalysisOrder` as JSON. Numbers and pictures are written into the folder, then
+`outcome.json`, an `Outcome`. If `result.json` is already there, the files are only sent to MLflow
+once more.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import sys
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from eigensweep.analyses import ANALYSES
+from eigensweep.analyses.base import Findings, Folders
+from eigensweep.analyses.delivery import NotDeliveredError, deliver
+from eigensweep.analyses.messages import (
+    FILES,
+    OUTCOME,
+    PNG,
+    RESULT,
+    SVG,
+    TABLE,
+    AnalysisOrder,
+    Outcome,
+)
+from eigensweep.results.figures import save
+from eigensweep.workers.shared.durable_files import StorageError, write_whole
+from eigensweep.workers.shared.parents import end_with_parent
+
+
+def main(folder: Path, text: str) -> None:
+    """Read an order, make the analysis, deliver its files to MLflow, and write the outcome."""
+    order = AnalysisOrder.model_validate_json(text)
+    try:
+        if not (folder / RESULT).exists():
+            _analyse(order, folder)
+        outcome = _deliver(order, folder)
+    except (ValueError, OSError, StorageError) as error:
+        outcome = Outcome(error=str(error))
+    except Exception:  # a bug is kept with its traceback
+        outcome = Outcome(error=traceback.format_exc())
+    write_whole(folder / OUTCOME, outcome.model_dump_json().encode())
+
+
+def _analyse(order: AnalysisOrder, folder: Path) -> None:
+    analysis = ANALYSES[order.name]
+    options = analysis.Options.model_validate(order.options)
+    folders = Folders(order.storage, Path(order.data_root) if order.data_root else None)
+    findings = analysis.run(options, order.subject, folders)
+    _write_table(folder / TABLE, findings)
+    save(analysis.plot, findings.content, folder / PNG, folder / SVG)
+    content = {
+        "analysis": order.name,
+        "id": order.id,
+        "result_version": analysis.result_version,
+        "options": options.model_dump(mode="json"),
+        **_describe_subject(order),
+        **findings.content.model_dump(mode="json"),
+    }
+    write_whole(folder / RESULT, json.dumps(content, allow_nan=False).encode())
+
+
+def _describe_subject(order: AnalysisOrder) -> dict[str, str | int]:
+    if order.trial is not None:
+        trial = order.trial
+        return {"experiment": trial.experiment, "trial": trial.number, "arm": trial.arm}
+    return {} if order.experiment is None else {"experiment": order.experiment.experiment}
+
+
+def _write_table(path: Path, findings: Findings[Any]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(findings.columns)
+        writer.writerows(findings.rows)
+
+
+def _deliver(order: AnalysisOrder, folder: Path) -> Outcome:
+    try:
+        run_id = deliver(order, [folder / name for name in FILES])
+    except NotDeliveredError as problem:
+        return Outcome(mlflow_problem=str(problem))
+    return Outcome(mlflow_run=run_id)
+
+
+if __name__ == "__main__":
+    end_with_parent()
+    with suppress(OSError):
+        os.nice(10)  # trials come first
+    main(Path(sys.argv[1]), sys.stdin.read())

@@ -1,0 +1,171 @@
+"""The page of all results that are kept in a folder, with its pictures.
+
+It is made of the files alone: by the suites, the claims and the rules of now, without a service and
+without training.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from eigensweep.reports import pictures
+from eigensweep.reports.front import (
+    METHODS,
+    REFERENCES,
+    EarlierReports,
+    Shown,
+    chance_words,
+    count_words,
+    explain_missing,
+    machine_words,
+    write_claims,
+    write_logs,
+)
+from eigensweep.reports.markdown import table, write_report
+from eigensweep.reports.messages import Results
+from eigensweep.reports.report import ReportContent, make_report
+from eigensweep.reports.results import name_file, read_folder
+from eigensweep.search_spaces.reproductions import make_specs, suite_names
+from eigensweep.workers.shared.durable_files import write_whole
+
+EARLIER: Final = "earlier.json"
+"""Reports of older versions, whose results were not kept, among the page's pictures."""
+
+
+def make_page(folder: Path, page: Path) -> None:
+    """Write the page of all results in a folder, and its pictures into a folder beside it.
+
+    Raises:
+        ValueError: if a file of the folder holds no results, or those of an unknown suite.
+        OSError: if something cannot be read or written.
+    """
+    place = page.parent / page.stem
+    place.mkdir(parents=True, exist_ok=True)
+    shown = read(folder)
+    for name, each in shown.items():
+        draw(each.results, each.content, place / name_picture(name))
+    write_whole(page, write(shown, read_earlier(place / EARLIER), folder, page).encode())
+
+
+def read(folder: Path) -> dict[str, Shown]:
+    """Return the results of a folder with their reports, by suite."""
+    return {
+        name: Shown(results, make_report(results), is_outdated(results))
+        for name, results in choose(read_folder(folder)).items()
+    }
+
+
+def read_earlier(path: Path) -> EarlierReports:
+    """Return the reports of older versions that a file has; none if it is not there."""
+    if not path.is_file():
+        return EarlierReports()
+    return EarlierReports.model_validate_json(path.read_bytes())
+
+
+def choose(found: Iterable[Results]) -> dict[str, Results]:
+    """Return the results of each suite, in the suites' order; of both budgets those of the full."""
+    by_name: dict[str, Results] = {}
+    for each in found:
+        if each.name not in by_name or each.budget == "full":
+            by_name[each.name] = each
+    unknown = by_name.keys() - set(suite_names())
+    if unknown:
+        raise ValueError(f"there is no reproduction '{min(unknown)}': remove its results")
+    return {name: by_name[name] for name in suite_names() if name in by_name}
+
+
+def write(shown: Mapping[str, Shown], older: EarlierReports, folder: Path, page: Path) -> str:
+    """Return the page of these results; of other suites the reports of older versions, if any."""
+    earlier = older.without(shown)
+    place = Path(os.path.relpath(folder, page.parent))
+    missing = [name for name in suite_names() if name not in shown and name not in earlier]
+    logs = write_logs(shown, earlier)
+    explained = (
+        ["## Where paper, logs and these runs differ", "", LOGS, "", *logs, ""] if logs else []
+    )
+    lines = [
+        "# The papers, measured again",
+        "",
+        "`eigensweep reproduce --page-only` makes this page of the [files of results]"
+        f"({place.as_posix()}) alone. {count_words(shown, earlier)} In bold: the primary claim of "
+        "a table or figure.",
+        "",
+        *write_claims(shown, earlier),
+        "",
+        *explained,
+        "## Methods",
+        "",
+        METHODS,
+        "",
+        chance_words(shown.values()),
+        "",
+        "## Machines and costs",
+        "",
+        "Runs that two figures share are counted once. Times are those that passed, with all that "
+        "ran there at the same time.",
+        "",
+        *machine_words(shown.values()),
+        "",
+    ]
+    if missing:
+        lines += ["## Not run", "", "Core hours are estimates for one idle core.", ""]
+        lines += [
+            *table(("table or figure", "why"), ((n, explain_missing(n)) for n in missing)),
+            "",
+        ]
+    lines += ["## References", "", *(f"- {each}" for each in REFERENCES.values()), ""]
+    lines += [CITE, ""]
+    for name, each in shown.items():
+        figure = f"{page.stem}/{name_picture(name)}"
+        results = (place / name_file(name, each.results.budget)).as_posix()
+        report = write_report(each.content, figure, 2, results=results, outdated=each.outdated)
+        lines += [report.rstrip(), ""]
+    if earlier and older.words:
+        lines += [older.words, ""]
+    for each_earlier in earlier.values():
+        lines += [each_earlier.text.strip(), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+LOGS_HEAD: Final = "## Where paper, logs and these runs differ"
+LOGS: Final = (
+    "The study's run logs and the settings beside them say more than its figures. Three of these "
+    "compare two things at once; the matched claims compare one thing alone."
+)
+
+CITE: Final = (
+    "To cite this page: [CITATION.cff](../CITATION.cff), with the revision that the reports name."
+)
+
+
+def name_picture(name: str) -> str:
+    """Return the name of a suite's picture.
+
+    >>> name_picture("nnrnn/figure-2")
+    'nnrnn-figure-2.svg'
+    """
+    return f"{name.replace('/', '-')}.svg"
+
+
+def is_outdated(results: Results) -> bool:
+    """Return whether the suite has trials now that these results do not have."""
+    wanted = {
+        spec.trial(point).content_hash()
+        for spec in make_specs(results.name, results.budget).values()
+        for point in spec.space()
+    }
+    trials = (trial for each in results.experiments for trial in each.trials)
+    unavailable = any(each.state == "unavailable" for each in results.experiments)
+    return not unavailable and not wanted <= {trial.config_hash for trial in trials}
+
+
+def draw(results: Results, content: ReportContent, path: Path) -> None:
+    """Draw the picture of a report: that of its first analysis, or its curves."""
+    made = next((each for each in results.analyses if each.content is not None), None)
+    if made is None or made.content is None:
+        pictures.save(content, path)
+    else:
+        pictures.draw_analysis(made.content, path)

@@ -1,0 +1,270 @@
+"""The results of a reproduction in one file: every seed's curve, settings and scores.
+
+A report is made of them alone, so that a page can be made again without a service, and another
+machine goes on from them. Of curves the file keeps the metrics that the suite is about, at the
+steps of evaluations, and of constraints their extremes. Numbers have six digits.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import JsonValue
+
+from eigensweep.analyses.base import six_digits
+from eigensweep.analyses.messages import RESULT
+from eigensweep.reports.messages import (
+    Block,
+    KeptAnalysis,
+    KeptExperiment,
+    KeptTrial,
+    MadeAnalysis,
+    MeasuredExperiment,
+    MeasuredTrial,
+    ReportOrder,
+    Results,
+)
+from eigensweep.search_spaces.labels import say_count
+from eigensweep.search_spaces.reproductions import Suite, load_suite, published_rows
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.workers.shared.checkpoints import Store, trial_key
+from eigensweep.workers.shared.curves import CurvePoint
+from eigensweep.workers.shared.durable_files import StorageError
+
+MOST_EVALUATIONS: Final = 1000
+"""Most points of a curve; of a longer one, evenly spread ones are kept."""
+CONSTRAINT: Final = "constraint/"
+DEEP: Final = 6
+"""Spaces before a line of JSON beyond which it is written behind the line before."""
+LEFT_OUT: Final = ("standard_error", "interval", "reused_from")
+"""What a result says of its seeds together, which they tell, and of this machine's record."""
+
+
+class KeptCurves:
+    """The curves of a file of results, read as those of a store are."""
+
+    def __init__(self, results: Results) -> None:
+        self._blocks = {
+            f"{trial.place}/{seed}": blocks
+            for experiment in results.experiments
+            for trial in experiment.trials
+            for seed, blocks in trial.curves.items()
+        }
+
+    def points(self, key: str) -> list[CurvePoint]:
+        """Return the points that are kept of a replicate; none if nothing is."""
+        return join_blocks(self._blocks.get(key, []))
+
+
+def collect(order: ReportOrder) -> Results:
+    """Return all that the report of a reproduction is made of, read from store and analyses."""
+    from eigensweep.workers.tracking.subject import (  # brings MLflow, which readers do without
+        git_revision,
+        name_versions,
+    )
+
+    suite, store = load_suite(order.name), Store(order.storage)
+    return Results(
+        name=order.name,
+        budget=order.budget,
+        versions=name_versions(),
+        revision=git_revision(),
+        processor=name_processor(),
+        made_at=datetime.now(UTC),
+        experiments=[_keep_experiment(suite, each, store) for each in order.experiments],
+        analyses=[_keep_analysis(suite, each) for each in order.analyses],
+        until=order.until,
+    )
+
+
+def write_results(results: Results) -> bytes:
+    """Return results as a file, with a line for the curve of each seed."""
+    content = {"format": results.format} | results.model_dump(mode="json", exclude_defaults=True)
+    lines: list[str] = []
+    for line in json.dumps(content, indent=1).splitlines():
+        if len(line) - len(line.lstrip()) > DEEP:
+            lines[-1] += line.lstrip()
+        else:
+            lines.append(line)
+    return ("\n".join(lines) + "\n").encode()
+
+
+def read_results(content: bytes) -> Results:
+    """Read what `write_results` gave.
+
+    Raises:
+        ValueError: if it is no such file, or one of a later version.
+    """
+    return Results.model_validate_json(content)
+
+
+def read_folder(folder: Path) -> list[Results]:
+    """Return the results of all files in a folder, by name.
+
+    Raises:
+        ValueError: if one of them is no such file; the message names it.
+        OSError: if one cannot be read.
+    """
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            found.append(read_results(path.read_bytes()))
+        except ValueError as error:
+            raise ValueError(f"{path} holds no results of a reproduction: {error}") from error
+    return found
+
+
+def name_file(name: str, budget: str) -> str:
+    """Return the name of a suite's file in a folder of results.
+
+    >>> name_file("nnrnn/figure-2", "full")
+    'nnrnn-figure-2-full.json'
+    """
+    return f"{name.replace('/', '-')}-{budget}.json"
+
+
+def count_seeds(results: Results) -> int:
+    """Return how many trainings and analyses are in it."""
+    seeds = sum(len(trial.curves) for each in results.experiments for trial in each.trials)
+    return seeds + sum(each.content is not None for each in results.analyses)
+
+
+def split_points(points: Sequence[CurvePoint], metrics: Iterable[str]) -> list[Block]:
+    """Return a curve as columns: metrics that were taken at the same steps share a block."""
+    steps_of: dict[str, tuple[int, ...]] = {}
+    for name in metrics:
+        steps = tuple(point.step for point in points if name in point.metrics)
+        if steps:
+            steps_of[name] = steps
+    values = {point.step: point.metrics for point in points}
+    blocks: dict[tuple[int, ...], Block] = {}
+    for name, steps in steps_of.items():
+        block = blocks.setdefault(steps, {"step": list(steps)})
+        block[name] = [six_digits(values[step][name]) for step in steps]
+    return list(blocks.values())
+
+
+def join_blocks(blocks: Iterable[Block]) -> list[CurvePoint]:
+    """Return the points of a curve that `split_points` made columns of.
+
+    >>> [point.metrics for point in join_blocks([{"step": [0, 5], "valid/mse": [1.0, 0.5]}])]
+    [{'valid/mse': 1.0}, {'valid/mse': 0.5}]
+    """
+    by_step: dict[int, dict[str, float]] = {}
+    for block in blocks:
+        for name, values in block.items():
+            if name != "step":
+                for step, value in zip(block["step"], values, strict=True):
+                    by_step.setdefault(int(step), {})[name] = value
+    return [CurvePoint(step, by_step[step], 0) for step in sorted(by_step)]
+
+
+def name_processor() -> str:
+    """Return the processor's name as Linux knows it, else as Python does, and its cores."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    name = names[0] if names else platform.processor() or platform.machine()
+    return f"{name}, {say_count(len(names), 'core')}" if names else name
+
+
+def _keep_experiment(suite: Suite, measured: MeasuredExperiment, store: Store) -> KeptExperiment:
+    spec = ExperimentSpec.from_stored(measured.spec)
+    wanted = _list_metrics(suite, measured.label, spec)
+    trials = tuple(_keep_trial(each, measured.label, wanted, store) for each in measured.trials)
+    about = {name: getattr(measured, name) for name in MeasuredExperiment.model_fields}
+    return KeptExperiment(**about | {"trials": trials, "id": None, "run_id": None})
+
+
+def _list_metrics(suite: Suite, label: str, spec: ExperimentSpec) -> dict[str, set[int]]:
+    """Return the metrics of curves that the suite is about, and steps that must be kept of them."""
+    objective = f"valid/{spec.objective_metric.name}"
+    asked: list[tuple[str, int | None]] = [(objective, None)]
+    asked += [(suite.experiments[label].curve or objective, None)]
+    asked += [(claim.by.curve, claim.by.at) for claim in suite.claims if claim.by.curve]
+    asked += [(row.metric, row.step) for row in published_rows(suite, label, spec)]
+    wanted: dict[str, set[int]] = {}
+    for name, step in asked:
+        steps = wanted.setdefault(name, set())
+        if step is not None:
+            steps.add(step)
+    return wanted
+
+
+def _keep_trial(
+    trial: MeasuredTrial, label: str, wanted: dict[str, set[int]], store: Store
+) -> KeptTrial:
+    about = {name: getattr(trial, name) for name in MeasuredTrial.model_fields}
+    config = None if trial.config is None else TrialConfig.from_dict(dict(trial.config))
+    curves: dict[int, list[Block]] = {}
+    for seed in () if config is None else config.seeds:
+        try:
+            points = store.points(f"{trial.place}/{seed}")
+        except StorageError:
+            continue
+        if blocks := _thin(points, wanted):
+            curves[seed] = blocks
+    return KeptTrial(
+        **about
+        | {
+            "place": trial_key(label, trial.number),
+            "result": _bound(_leave_out(trial.result)),
+            "curves": curves,
+        }
+    )
+
+
+def _thin(points: Sequence[CurvePoint], wanted: dict[str, set[int]]) -> list[Block]:
+    """Return what is kept of a curve."""
+    evaluated = [p.step for p in points if any(name.startswith("valid/") for name in p.metrics)]
+    stride = max(1.0, (len(evaluated) - 1) / (MOST_EVALUATIONS - 1))
+    spread = [evaluated[round(k * stride)] for k in range(min(len(evaluated), MOST_EVALUATIONS))]
+    kept, asked = set(spread), set[int]().union(*wanted.values())
+    shown = [p for p in points if p.step in kept or p.step in asked]
+    blocks = split_points(shown, wanted)
+    names = {name for p in points for name in p.metrics if name.startswith(CONSTRAINT)}
+    for name in sorted(names):
+        having = [p for p in points if name in p.metrics]
+        pick = min if name.endswith("_min") else max
+        blocks += split_points([pick(having, key=lambda p: p.metrics[name])], [name])
+    return blocks
+
+
+def _keep_analysis(suite: Suite, made: MadeAnalysis) -> KeptAnalysis:
+    """Return an analysis with its numbers; of a further repetition only those of the claims."""
+    content, problem = made.content, made.problem
+    if made.folder is not None:
+        try:
+            content = _bound(json.loads((Path(made.folder) / RESULT).read_bytes()))
+        except (OSError, ValueError) as error:
+            problem = problem or str(error)
+    if content is not None and made.repeat > 0:
+        asked = {name for claim in suite.claims for name in (claim.by.number, claim.by.over)}
+        wanted = {re.split(r"[.\[]", name)[0] for name in asked if name is not None}
+        content = {name: value for name, value in content.items() if name in wanted}
+    return KeptAnalysis(
+        label=made.label, repeat=made.repeat, id=made.id, problem=problem, content=content
+    )
+
+
+def _leave_out(result: dict[str, JsonValue] | None) -> dict[str, JsonValue] | None:
+    kept = {name: value for name, value in (result or {}).items() if name not in LEFT_OUT}
+    return None if result is None else kept
+
+
+def _bound(content: Any) -> Any:
+    """Return JSON whose numbers have six digits."""
+    if isinstance(content, float):
+        return six_digits(content)
+    if isinstance(content, dict):
+        return {name: _bound(value) for name, value in content.items()}
+    return [_bound(value) for value in content] if isinstance(content, list) else content

@@ -1,0 +1,534 @@
+"""Decides what measured numbers say of a paper's claim. Arithmetic alone: nothing is read here.
+
+A side of a comparison is a number for each seed. Both sides share seeds, so that differences are
+paired. A seed that diverged has no number: a side's numbers are those of the others, with the count
+beside, and a side that diverged in all seeds has lost. First steps to a threshold are censored: a
+seed that never got there is known to take longer than the budget, and ranks decide.
+
+Where seeds are added until a claim is decided, one looks again and again: then e-values and
+intervals decide that hold at every look together (`results.sequential`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import comb, exp, hypot, inf, isinf, log
+from statistics import median
+from typing import Literal
+
+from eigensweep.direction import Better
+from eigensweep.results.sequential import (
+    count_first,
+    find_interval,
+    look,
+)
+from eigensweep.results.statistics import (
+    LARGEST_EXPONENT,
+    SIGNIFICANCE,
+    Difference,
+    Domain,
+    Summary,
+    compare_first_steps,
+    compare_paired,
+    correct,
+    find_alike_margin,
+    find_alike_p,
+    find_detectable,
+    summarize,
+    t_quantile,
+)
+from eigensweep.results.statistics import Verdict as DifferenceVerdict
+from eigensweep.search_spaces.labels import say_count
+from eigensweep.search_spaces.planning import find_seeds, find_sign_e_value
+
+Verdict = Literal["holds", "does not hold", "equivalent", "not distinguishable", "not comparable"]
+"""`equivalent`: the paper claims a difference, and it is shown to be smaller than what matters."""
+
+VERDICTS: tuple[Verdict, ...] = (
+    "holds",
+    "does not hold",
+    "equivalent",
+    "not distinguishable",
+    "not comparable",
+)
+
+LARGE = 10**6
+"""Degrees of freedom with which Student's t is the normal distribution."""
+
+PARAMETERS_TOLERANCE = 0.05
+"""Relative difference up to which a count that a paper rounds is the same."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """What one arm (or one analysis) gave: a number for each seed."""
+
+    values: Mapping[int, float] = field(default_factory=dict)
+    diverged: frozenset[int] = frozenset()
+    """Seeds whose training diverged; they have no value."""
+    last: float | None = None
+    """The budget's last step, where the values are first steps to a threshold: infinite in seeds
+    that never got there."""
+    missing: str | None = None
+    """Why there is no number at all; None if there is one."""
+    doubt: str | None = None
+    """Why the numbers are shown, but decide nothing; None if they do."""
+    domain: Domain = "real"
+    """Where a number can lie."""
+
+    @property
+    def never(self) -> int:
+        """Number of seeds that never got to a threshold."""
+        return sum(map(isinf, self.values.values()))
+
+    @property
+    def summary(self) -> Summary | None:
+        """Mean and interval over the seeds that have a number; None for first steps."""
+        if not self.values or self.last is not None:
+            return None
+        return summarize(list(self.values.values()), self.domain)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The comparison of two arms within a claim."""
+
+    better: str
+    than: str
+    verdict: Verdict
+    because: str
+    n: int = 0
+    """Seeds that both have."""
+    difference: float | None = None
+    """Mean over the seeds of the first minus the second."""
+    low: float | None = None
+    high: float | None = None
+    ratio: float | None = None
+    """First over second: of the means, or the mean ratio where logarithms are compared."""
+    p: float | None = None
+    """Two-sided, corrected after Holm over the pairs of the claim."""
+    detectable: float | None = None
+    """The smallest difference that so many seeds of this spread show in four of five cases."""
+    detectable_ratio: float | None = None
+    """The same where logarithms are compared: the smallest ratio above 1."""
+    least_p: float | None = None
+    """The smallest p-value that first steps of so many seeds can give."""
+    seeds: int | None = None
+    """Seeds at which an open difference of this size and spread is decided, about."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict and its reason."""
+
+    verdict: Verdict
+    because: str
+    pairs: tuple[Pair, ...] = ()
+
+
+def judge_order(
+    name: str,
+    side: Side,
+    others: Mapping[str, Side],
+    better: Better = "lower",
+    *,
+    logarithms: bool = False,
+    alike_within: float | None = None,
+    any_look: bool = False,
+) -> Judgement:
+    """Return whether `side`, called `name`, is better than each of the others.
+
+    With `logarithms` ratios are compared in place of differences; all values must be positive.
+    First steps to a threshold are compared by ranks. `alike_within` is the difference, as a share,
+    up to which sides are the same: where two one-sided tests show that, they are equivalent.
+    With `any_look` all holds however often seeds are added and looked at; first steps are then
+    compared by signs.
+    """
+    differences: dict[str, Difference] = {}
+    decided: dict[str, Pair] = {}
+    for other, against in others.items():
+        early = _decide_early(name, side, other, against, logarithms)
+        if early is not None:
+            decided[other] = early
+            continue
+        a, b = side.values, against.values
+        if side.last is not None:
+            differences[other] = compare_first_steps(a, b, side.last)
+            continue
+        if logarithms:
+            a, b = ({seed: log(v) for seed, v in each.items()} for each in (a, b))
+        differences[other] = compare_paired(a, b, better=better)
+    corrected = dict(zip(differences, correct(list(differences.values())), strict=True))
+    if any_look:
+        error = SIGNIFICANCE / max(1, len(differences))
+        corrected = {
+            other: _judge_any_look(found, side, others[other], error)
+            for other, found in differences.items()
+        }
+    pairs = tuple(
+        decided[other]
+        if other in decided
+        else _describe(
+            name, side, other, others[other], corrected[other], logarithms, alike_within, any_look
+        )
+        for other in others
+    )
+    return Judgement(*_combine(pair.verdict for pair in pairs), pairs)
+
+
+def judge_alike(
+    name: str, side: Side, others: Mapping[str, Side], within: float, *, any_look: bool = False
+) -> Judgement:
+    """Return whether `side` is as good as each of the others, up to a share of `within`.
+
+    By two one-sided tests on the paired logarithms, each at 5%: all of them must show it, so that
+    several comparisons need no correction. It does not hold where the 95% interval of a ratio lies
+    outside. With `any_look` both are by the interval that holds at every look together.
+    """
+    pairs, margin = [], log(1 + within)
+    for other, against in others.items():
+        early = _decide_early(name, side, other, against, logarithms=True)
+        if early is not None:
+            pairs.append(replace(early, verdict=_open(early.verdict)))
+            continue
+        a, b = ({seed: log(v) for seed, v in each.values.items()} for each in (side, against))
+        found = compare_paired(a, b)
+        p = find_alike_p(found, margin)
+        if any_look:
+            found, p = _judge_any_look(found, side, against, SIGNIFICANCE), None
+        verdict: Verdict = "not distinguishable"
+        widest = _find_widest(found) if any_look else None
+        if (p is not None and p <= SIGNIFICANCE) or (widest is not None and widest <= margin):
+            verdict = "holds"
+        elif found.low is not None and found.high is not None:
+            outside = found.low > margin or found.high < -margin
+            verdict = "does not hold" if outside else verdict
+        words = f"{show_side(name, side)}; {show_side(other, against)}; wanted within {within:.0%}"
+        ratio = None if found.mean is None else exp(found.mean)
+        pairs.append(
+            Pair(name, other, verdict, words, found.n, found.mean, found.low, found.high, ratio, p)
+        )
+    return Judgement(*_combine(pair.verdict for pair in pairs), tuple(pairs))
+
+
+def judge_bounds(
+    side: Side,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    better: Better = "lower",
+    *,
+    exact: bool = False,
+    ratios: bool = False,
+    any_look: bool = False,
+) -> Judgement:
+    """Return whether a number lies within bounds, by its interval; an exact one by itself.
+
+    With `ratios` the interval is that of the logarithms, whose mean is the geometric one, unless a
+    ratio is zero: the interval of a positive number has no negative end. A first step is within a
+    bound where the sign test says that it is in more than half of all trainings.
+
+    Where seeds diverged, the others decide. But that a training succeeds, by a bound on its worse
+    side, is then not shown.
+    """
+    if side.missing is not None or side.doubt is not None:
+        return Judgement("not comparable", side.missing or side.doubt or "")
+    if side.last is not None:
+        return _judge_first_steps(side, at_least, at_most, any_look)
+    succeeds = (at_most if better == "lower" else at_least) is not None
+    summary = side.summary
+    if summary is None:
+        words = f"training diverged in all {say_count(len(side.diverged), 'seed')}"
+        return Judgement("does not hold" if succeeds else "not comparable", words)
+    mean, low, high = summary.mean, summary.low, summary.high
+    if exact:
+        low = high = mean
+    elif ratios and min(side.values.values()) > 0:
+        logs = [log(value) for value in side.values.values()]
+        inner = summarize(logs)
+        mean = exp(inner.mean)
+        ends = find_interval(logs, "real") if any_look else inner.interval
+        low, high = (None, None) if ends is None else map(exp, ends)
+    elif any_look:
+        low, high = find_interval(list(side.values.values()), side.domain) or (None, None)
+    if low is None or high is None:
+        few = "one seed gives" if summary.n == 1 else f"{summary.n} seeds give"
+        return Judgement("not distinguishable", f"{few} no interval; the mean is {show(mean)}")
+    words = show(mean) if exact else f"{show(mean)} [{show(low)}, {show(high)}]"
+    words += f", wanted {_bounds(at_least, at_most)}" + _about(side)
+    above = at_least is None or low >= at_least
+    below = at_most is None or high <= at_most
+    if above and below:
+        is_open = side.diverged and succeeds
+        return Judgement("not distinguishable" if is_open else "holds", words)
+    outside = (at_least is not None and high < at_least) or (at_most is not None and low > at_most)
+    return Judgement("does not hold" if outside else "not distinguishable", words)
+
+
+def judge_number(
+    summary: Summary | None,
+    paper: float,
+    not_comparable: str | None,
+    tolerance: float = 0.0,
+    spread: float | None = None,
+) -> Judgement:
+    """Return whether a measured number agrees with a paper's: `holds` means that it does.
+
+    Both errors count: that of our mean, and the paper's `spread`, which is taken as the standard
+    error of its number. With a tolerance, a relative one, the number has no randomness and no
+    interval is needed.
+    """
+    if summary is None:
+        return Judgement("not comparable", not_comparable or "it was not measured")
+    if not_comparable is not None:
+        return Judgement("not comparable", not_comparable)
+    if tolerance:
+        is_near = abs(summary.mean - paper) <= tolerance * abs(paper)
+        return Judgement(
+            "holds" if is_near else "does not hold",
+            f"{'within' if is_near else 'more than'} {100 * tolerance:g} %",
+        )
+    if summary.low is None or summary.high is None:
+        return Judgement("not distinguishable", "one seed gives no interval")
+    if spread and summary.standard_error is not None:
+        ours = t_quantile(summary.n - 1) * summary.standard_error
+        both = hypot(ours, t_quantile(LARGE) * spread)
+        inside = abs(summary.mean - paper) <= both
+        words = f"the gap is {'within' if inside else 'beyond'} both errors, {show(both)}"
+        return Judgement("holds" if inside else "does not hold", words)
+    inside = summary.low <= paper <= summary.high
+    return Judgement(
+        "holds" if inside else "does not hold",
+        f"the paper's number is {'inside' if inside else 'outside'} the interval",
+    )
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A claim's verdict, and what it counts for."""
+
+    verdict: Verdict
+    counts: bool = True
+    """Whether the budget is meant to decide it."""
+    setting: str | None = None
+    """`as plotted` or `matched`, where a figure compares more than one thing at once."""
+
+
+def judge_all(claims: Sequence[Standing]) -> Judgement:
+    """Return the verdict on a table or figure: that of its first claim, the primary one.
+
+    The words count the verdicts of the others, too.
+
+    >>> judge_all([Standing("holds"), Standing("not distinguishable"), Standing("holds")]).because
+    'primary claim: holds; others: 1 holds, 1 not distinguishable'
+    """
+    if not claims:
+        return Judgement("not comparable", "there is no claim")
+    first, others = claims[0], [each for each in claims[1:] if each.counts]
+    decided = first.verdict if first.counts else "needs the full budget"
+    words = [f"{first.setting or 'primary claim'}: {decided}"]
+    for setting in dict.fromkeys(each.setting for each in others):
+        given = [each.verdict for each in others if each.setting == setting]
+        present = [verdict for verdict in VERDICTS if verdict in given]
+        counted = ", ".join(f"{given.count(verdict)} {verdict}" for verdict in present)
+        words.append(f"{setting or 'others'}: {counted}")
+    verdict: Verdict = first.verdict if first.counts else "not comparable"
+    return Judgement(verdict, "; ".join(words))
+
+
+def show(value: float) -> str:
+    """Return a number as reports print it: three digits that count."""
+    return f"{value:,.0f}" if 1000 <= abs(value) < 10**15 else f"{value:.3g}"
+
+
+def _decide_early(
+    name: str, side: Side, other: str, against: Side, logarithms: bool
+) -> Pair | None:
+    """Return the verdict where no test is needed: something is missing or diverged."""
+    for label, each in ((name, side), (other, against)):
+        if (reason := each.missing or each.doubt) is not None:
+            return Pair(name, other, "not comparable", f"{label}: {reason}")
+    if not side.values and not against.values:
+        return Pair(name, other, "not distinguishable", "both diverged in all seeds")
+    if not side.values:
+        return Pair(name, other, "does not hold", f"{name} diverged in all seeds")
+    if not against.values:
+        return Pair(name, other, "holds", f"{other} diverged in all seeds")
+    if side.never + against.never == len(side.values) + len(against.values):
+        return Pair(name, other, "not distinguishable", "neither got there within the budget")
+    if logarithms and min((*side.values.values(), *against.values.values())) <= 0:
+        return Pair(name, other, "not comparable", "a ratio needs positive numbers")
+    return None
+
+
+def _judge_first_steps(
+    side: Side, at_least: float | None, at_most: float | None, any_look: bool
+) -> Judgement:
+    """Return whether a first step is within bounds in more than half of all trainings."""
+    from scipy.stats import binomtest  # type: ignore[import-untyped]
+
+    low = -inf if at_least is None else at_least
+    high = inf if at_most is None else at_most
+    n, inside = len(side.values), sum(low <= each <= high for each in side.values.values())
+    p = float(binomtest(inside, n).pvalue)
+    if any_look:
+        p = min(1.0, 1 / find_sign_e_value(inside, n - inside))
+    words = f"{_show_steps(side)}, wanted {_bounds(at_least, at_most)}"
+    words += f"; so in {inside} of {say_count(n, 'seed')}, p = {show(p)}"
+    verdict: Verdict = "holds" if inside > n / 2 else "does not hold"
+    return Judgement(verdict if p <= SIGNIFICANCE else "not distinguishable", words)
+
+
+def _open(verdict: Verdict) -> Verdict:
+    """Return the verdict on likeness where no test is needed: it is never shown then."""
+    return "not comparable" if verdict == "not comparable" else "not distinguishable"
+
+
+def _describe(
+    name: str,
+    side: Side,
+    other: str,
+    against: Side,
+    found: Difference,
+    logarithms: bool,
+    alike_within: float | None,
+    any_look: bool,
+) -> Pair:
+    verdicts: dict[str, Verdict] = {"better": "holds", "worse": "does not hold"}
+    because = found.reason or f"{show_side(name, side)}; {show_side(other, against)}"
+    verdict: Verdict = verdicts.get(found.verdict, "not distinguishable")
+    if found.verdict == "not comparable" and found.n == 0:
+        verdict = "not comparable"
+    if verdict == "holds" and side.diverged:
+        verdict = "not distinguishable"
+        because += f"; {name} diverged in {say_count(len(side.diverged), 'seed')}"
+    ratio = detectable = detectable_ratio = least_p = None
+    mine, theirs = side.summary, against.summary
+    if found.mean is not None and logarithms:
+        ratio = exp(found.mean)
+    elif mine is not None and theirs is not None and theirs.mean:
+        ratio = mine.mean / theirs.mean
+    if any_look:
+        pass  # what a fixed number of seeds could show is another test's
+    elif found.sd is not None and logarithms:
+        detectable_ratio = exp(min(find_detectable(found.sd, found.n), LARGEST_EXPONENT))
+    elif found.sd is not None:
+        detectable = find_detectable(found.sd, found.n)
+    if side.last is not None and not any_look:
+        least_p = 2 / comb(len(side.values) + len(against.values), len(side.values))
+    if alike_within is not None and theirs is not None and verdict == "not distinguishable":
+        margin = log(1 + alike_within) if logarithms else alike_within * abs(theirs.mean)
+        alike = find_alike_p(found, margin)
+        widest = _find_widest(found)
+        if any_look and widest is not None and widest <= margin:
+            verdict = "equivalent"
+            because += f"; alike within {alike_within:.0%}"
+        elif not any_look and alike is not None and alike <= SIGNIFICANCE:
+            verdict = "equivalent"
+            because += f"; alike within {alike_within:.0%}, p = {show(alike)}"
+    if verdict == "not distinguishable":
+        widest = _find_widest(found) if any_look else find_alike_margin(found)
+        if widest is not None and logarithms:
+            share = show(100 * (exp(min(widest, LARGEST_EXPONENT)) - 1))
+            because += f"; they differ by no more than {share} %"
+        elif widest is not None:
+            because += f"; they differ by no more than {show(widest)}"
+    return Pair(
+        name,
+        other,
+        verdict,
+        because,
+        found.n,
+        found.mean,
+        found.low,
+        found.high,
+        ratio,
+        found.corrected_p,
+        detectable,
+        detectable_ratio,
+        least_p,
+        find_seeds(abs(found.mean) / found.sd)
+        if found.mean is not None and found.sd and verdict == "not distinguishable"
+        else None,
+    )
+
+
+def _judge_any_look(found: Difference, side: Side, against: Side, error: float) -> Difference:
+    """Return a difference whose interval, p-value and verdict hold at every look together.
+
+    `error` is the share of cases in which it alone may be wrong.
+    """
+    if side.last is not None:
+        first, second = count_first(side.values, against.values)
+        e, low, high = find_sign_e_value(first, second), None, None
+        verdict: DifferenceVerdict = "better" if first > second else "worse"
+        if e < 1 / error:
+            verdict = "not distinguishable"
+    else:
+        seen = look(found, error=error)
+        if seen is None:
+            return found
+        e, low, high, verdict = seen.e_value, seen.low, seen.high, seen.verdict
+    p = min(1.0, SIGNIFICANCE / error / e)  # as if it were alone
+    return replace(found, low=low, high=high, p=p, corrected_p=p, verdict=verdict, reason=None)
+
+
+def _find_widest(found: Difference) -> float | None:
+    """Return the largest difference within the interval, None where there is none."""
+    if found.low is None or found.high is None:
+        return None
+    return max(abs(found.low), abs(found.high))
+
+
+def show_side(name: str, side: Side) -> str:
+    """Return a side in words: its mean, its interval, and what is remarkable."""
+    if side.last is not None and side.values:
+        return f"{name} {_show_steps(side)}"
+    summary = side.summary
+    if summary is None:
+        return f"{name} {side.missing or 'diverged'}"
+    interval = "" if summary.interval is None else f" [{', '.join(map(show, summary.interval))}]"
+    return f"{name} {show(summary.mean)}{interval}{_about(side)}"
+
+
+def _about(side: Side) -> str:
+    return f" ({say_count(len(side.diverged), 'seed')} diverged)" if side.diverged else ""
+
+
+def _show_steps(side: Side) -> str:
+    """Return first steps in words: the median, and the range.
+
+    >>> _show_steps(Side({0: 40.0, 1: 60.0, 2: float("inf")}, last=800.0))
+    '60 (40 to > 800)'
+    """
+
+    def one(step: float) -> str:
+        return f"> {side.last:,.0f}" if isinf(step) else f"{step:,.0f}"
+
+    steps = sorted(side.values.values())
+    least, most = steps[0], steps[-1]
+    return one(median(steps)) + ("" if least == most else f" ({one(least)} to {one(most)})")
+
+
+def _combine(verdicts: Iterable[Verdict]) -> tuple[Verdict, str]:
+    given = list(verdicts)
+    reasons: dict[Verdict, str] = {
+        "does not hold": "at least one comparison goes the other way",
+        "not comparable": "at least one comparison cannot be made",
+        "equivalent": "at least one difference is too small to matter",
+        "not distinguishable": "at least one difference may be chance",
+        "holds": "all comparisons hold",
+    }
+    for verdict, words in reasons.items():
+        if verdict in given:
+            return verdict, words
+    return "not comparable", "nothing was measured"
+
+
+def _bounds(at_least: float | None, at_most: float | None) -> str:
+    parts = []
+    if at_least is not None:
+        parts.append(f"at least {show(at_least)}")
+    if at_most is not None:
+        parts.append(f"at most {show(at_most)}")
+    return " and ".join(parts)

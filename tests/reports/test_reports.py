@@ -1,0 +1,751 @@
+"""Reports: verdicts on numbers whose answer is known, and what a report says of made trials."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eigensweep.reports import __main__ as process
+from eigensweep.reports import pictures
+from eigensweep.reports.book import make_page
+from eigensweep.reports.front import EarlierReport, Shown, write_claims, write_logs
+from eigensweep.reports.markdown import write_report
+from eigensweep.reports.measurements import Measured, find_number, first_step
+from eigensweep.reports.messages import (
+    FILES,
+    HTML,
+    JSON,
+    MARKDOWN,
+    OUTCOME,
+    RESULTS,
+    MadeAnalysis,
+    MeasuredExperiment,
+    MeasuredTrial,
+    ReportOrder,
+    ReportOutcome,
+)
+from eigensweep.reports.page import LARGEST
+from eigensweep.reports.report import Curves, Line, ReadOff, ReportContent
+from eigensweep.reports.report import make_report as judge_results
+from eigensweep.reports.results import collect
+from eigensweep.reports.verdicts import (
+    Side,
+    Standing,
+    judge_alike,
+    judge_all,
+    judge_bounds,
+    judge_number,
+    judge_order,
+)
+from eigensweep.results.statistics import summarize
+from eigensweep.search_spaces.reproductions import Measure, make_specs
+from eigensweep.search_spaces.space import Point
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.workers.shared.checkpoints import Store, trial_key
+from eigensweep.workers.shared.curves import CurvePoint
+from eigensweep.workers.shared.messages import ReplicateResult
+from eigensweep.workers.shared.results import summarise
+
+LOW, HIGH = {0: 0.10, 1: 0.11, 2: 0.09}, {0: 0.30, 1: 0.32, 2: 0.29}
+NEAR = {0: 0.12, 1: 0.08, 2: 0.11}
+
+
+class TestOrder:
+    @pytest.mark.parametrize(
+        ("side", "other", "verdict", "words"),
+        [
+            (Side(LOW), Side(HIGH), "holds", "all comparisons hold"),
+            (Side(HIGH), Side(LOW), "does not hold", "other way"),
+            (Side(LOW), Side(NEAR), "not distinguishable", "may be chance"),
+            (Side({0: 0.1}), Side({0: 0.3}), "not distinguishable", "may be chance"),
+            (Side(LOW), Side({7: 0.3, 8: 0.4}), "not comparable", "cannot be made"),
+            (Side(missing="lost"), Side(HIGH), "not comparable", "cannot be made"),
+            (Side(LOW), Side(diverged=frozenset({0, 1, 2})), "holds", "hold"),
+            (Side(diverged=frozenset({0, 1, 2})), Side(HIGH), "does not hold", "other way"),
+            (
+                Side({0: 0.1, 1: 0.11, 2: 0.1}, diverged=frozenset({3})),
+                Side({**HIGH, 3: 0.3}),
+                "not distinguishable",
+                "may be chance",
+            ),
+            (
+                Side({0: inf, 1: inf}, last=90.0),
+                Side({0: inf, 1: inf}, last=90.0),
+                "not distinguishable",
+                "may be chance",
+            ),
+            (Side(LOW, doubt="it was busy"), Side(HIGH), "not comparable", "cannot be made"),
+        ],
+    )
+    def test_one_against_another(self, side, other, verdict, words):
+        found = judge_order("a", side, {"b": other})
+        assert found.verdict == verdict
+        assert words in found.because
+
+    def test_higher_may_be_better(self):
+        assert judge_order("a", Side(HIGH), {"b": Side(LOW)}, "higher").verdict == "holds"
+
+    def test_against_several_the_p_values_are_corrected(self):
+        sides = {"b": Side(HIGH), "c": Side({0: 0.5, 1: 0.52, 2: 0.49})}
+        alone = judge_order("a", Side(LOW), {"b": sides["b"]}).pairs[0].p
+        together = judge_order("a", Side(LOW), sides)
+        assert together.verdict == "holds"
+        assert alone is not None
+        assert max(pair.p or 0 for pair in together.pairs) >= alone
+
+    def test_one_failing_comparison_decides(self):
+        found = judge_order(
+            "a", Side(HIGH), {"b": Side({0: 0.5, 1: 0.52, 2: 0.49}), "c": Side(LOW)}
+        )
+        assert [pair.verdict for pair in found.pairs] == ["holds", "does not hold"]
+        assert found.verdict == "does not hold"
+
+    def test_ratios_tell_losses_apart_whose_differences_do_not(self):
+        small, large = {0: 1e-6, 1: 3e-5, 2: 2e-4}, {0: 0.01, 1: 0.2, 2: 0.9}
+        assert judge_order("a", Side(small), {"b": Side(large)}).verdict == "not distinguishable"
+        found = judge_order("a", Side(small), {"b": Side(large)}, logarithms=True)
+        assert found.verdict == "holds"
+        assert found.pairs[0].ratio == pytest.approx(
+            (1e-4 * 1.5e-4 * 2e-4 / 0.9) ** (1 / 3), rel=1e-6
+        )
+
+    def test_it_says_what_so_many_seeds_could_have_shown(self):
+        (pair,) = judge_order("a", Side(LOW), {"b": Side(NEAR)}).pairs
+        assert pair.detectable == pytest.approx(0.0942, abs=1e-3)
+        assert pair.seeds is None  # more than a thousand
+        apart = Side({seed: value + 0.05 for seed, value in NEAR.items()})
+        assert judge_order("a", Side(LOW), {"b": apart}).pairs[0].seeds > 3
+        assert judge_order("a", Side(LOW), {"b": Side(HIGH)}).pairs[0].seeds is None
+        (pair,) = judge_order("a", Side(LOW), {"b": Side(NEAR)}, logarithms=True).pairs
+        assert pair.detectable is None
+        assert pair.detectable_ratio == pytest.approx(2.616, abs=0.01)
+
+
+class TestFirstSteps:
+    EARLY = Side(dict(enumerate([100.0, 90.0, 110.0, 100.0])), last=800.0)
+    LATE = Side(dict(enumerate([400.0, inf, inf, inf])), last=800.0)
+
+    def test_one_that_never_gets_there_is_later_than_the_budget(self):
+        found = judge_order("a", self.EARLY, {"b": self.LATE})
+        assert found.verdict == "holds"
+        (pair,) = found.pairs
+        assert pair.p == pytest.approx(2 / 70)
+        assert "a 100 (90 to 110); b > 800 (400 to > 800)" in pair.because
+        assert (pair.low, pair.high) == (None, None)
+        assert judge_order("b", self.LATE, {"a": self.EARLY}).verdict == "does not hold"
+
+    def test_three_seeds_cannot_decide_and_the_report_says_so(self):
+        three = [Side({k: s for k, s in each.values.items() if k < 3}, last=800.0)
+                 for each in (self.EARLY, self.LATE)]  # fmt: skip
+        (pair,) = judge_order("a", three[0], {"b": three[1]}).pairs
+        assert pair.verdict == "not distinguishable"
+        assert pair.least_p == pytest.approx(0.1)
+
+    @pytest.mark.parametrize(
+        ("steps", "verdict"),
+        [
+            ([350.0] * 6, "holds"),
+            ([350.0] * 4, "not distinguishable"),
+            ([350.0] * 9 + [inf], "holds"),
+            ([inf] * 6, "does not hold"),
+        ],
+    )
+    def test_by_a_step_means_in_most_trainings(self, steps, verdict):
+        side = Side(dict(enumerate(steps)), last=1500.0)
+        assert judge_bounds(side, at_most=500).verdict == verdict
+
+    def test_a_spike_after_it_got_there_changes_nothing(self):
+        assert first_step([(0, 3.0), (450, 0.01), (500, 14.0)], 0.1, "lower") == 450
+
+
+class TestAlike:
+    def test_two_one_sided_tests_show_that_arms_are_the_same(self):
+        a = Side({0: 1.00, 1: 1.02, 2: 0.99, 3: 1.01})
+        b = Side({0: 1.01, 1: 1.01, 2: 1.00, 3: 1.00})
+        assert judge_alike("a", a, {"b": b}, 0.1).verdict == "holds"
+        assert judge_alike("a", a, {"b": Side(LOW)}, 0.1).verdict == "does not hold"
+        wide = Side({0: 0.8, 1: 1.3, 2: 0.9, 3: 1.2})
+        assert judge_alike("a", a, {"b": wide}, 0.1).verdict == "not distinguishable"
+        assert judge_alike("a", a, {"b": Side(missing="lost")}, 0.1).verdict == "not comparable"
+
+    def test_sides_whose_difference_is_shown_to_be_none_are_equivalent(self):
+        a = Side({k: 1 + k / 100 for k in range(6)})
+        c = Side({k: v + (-1) ** k / 50 for k, v in a.values.items()})
+        assert judge_order("a", a, {"c": c}).verdict == "not distinguishable"
+        found = judge_order("a", a, {"c": c}, alike_within=0.2)
+        assert found.verdict == "equivalent"
+        assert "alike within 20%" in found.pairs[0].because
+        assert "differ by no more than" in judge_order("a", a, {"c": c}).pairs[0].because
+
+
+class TestAnyLook:
+    """Where seeds are added until a claim is decided, what decides holds at every look."""
+
+    def test_few_seeds_that_a_fixed_number_would_take_for_enough_decide_nothing(self):
+        a = Side({seed: 1 + 0.1 * (seed % 2) for seed in range(4)})
+        b = Side({seed: 1.2 + 0.1 * (seed % 3) for seed in range(4)})
+        assert judge_order("a", a, {"b": b}).verdict == "holds"
+        found = judge_order("a", a, {"b": b}, any_look=True)
+        assert found.verdict == "not distinguishable"
+        assert found.pairs[0].p > 0.05
+        more = [
+            Side({seed: 1 + 0.1 * (seed % 2) for seed in range(12)}),
+            Side({seed: 1.2 + 0.1 * (seed % 3) for seed in range(12)}),
+        ]
+        assert judge_order("a", more[0], {"b": more[1]}, any_look=True).verdict == "holds"
+        assert judge_order("b", more[1], {"a": more[0]}, any_look=True).verdict == "does not hold"
+        alike = judge_order("a", more[0], {"b": more[1]}, alike_within=2.0, any_look=True)
+        assert alike.verdict == "holds"
+        same = Side({seed: 1 + 0.01 * (seed % 2) for seed in range(12)})
+        near = Side({seed: 1 + 0.01 * (seed % 3) for seed in range(12)})
+        found = judge_order("a", same, {"b": near}, alike_within=0.2, any_look=True)
+        assert found.verdict == "equivalent"
+        assert judge_alike("a", same, {"b": near}, 0.2, any_look=True).verdict == "holds"
+
+    def test_first_steps_are_compared_by_who_was_first_on_each_seed(self):
+        early = Side({seed: 100.0 + seed for seed in range(8)}, last=800.0)
+        late = Side({seed: inf for seed in range(8)}, last=800.0)
+        found = judge_order("a", early, {"b": late}, any_look=True)
+        assert (found.verdict, found.pairs[0].p) == ("holds", pytest.approx(9 / 2**8))
+        seven = Side({seed: 100.0 + seed for seed in range(7)}, last=800.0)
+        assert judge_order("a", seven, {"b": late}, any_look=True).verdict == "not distinguishable"
+        assert judge_bounds(early, at_most=500, any_look=True).verdict == "holds"
+        assert judge_bounds(seven, at_most=500, any_look=True).verdict == "not distinguishable"
+
+    def test_bounds_are_judged_by_an_interval_that_is_wider(self):
+        side = Side({0: 0.10, 1: 0.14, 2: 0.12, 3: 0.13}, domain="positive")
+        assert judge_bounds(side, at_most=0.17).verdict == "holds"
+        assert judge_bounds(side, at_most=0.17, any_look=True).verdict == "not distinguishable"
+        assert judge_bounds(side, at_most=5.0, any_look=True).verdict == "holds"
+
+
+def make_order(name: str, storage: Path, **parts: Any) -> ReportOrder:
+    """Return the order of a suite's report with the short budget."""
+    parts = {"experiments": [], "analyses": [], "budget": "short", **parts}
+    return ReportOrder(id="r1", name=name, storage=str(storage), **parts)
+
+
+class TestBounds:
+    @pytest.mark.parametrize(
+        ("side", "bounds", "verdict"),
+        [
+            (Side(LOW), {"at_most": 0.2}, "holds"),
+            (Side(LOW), {"at_least": 0.2}, "does not hold"),
+            (Side(NEAR), {"at_most": 0.11}, "not distinguishable"),
+            (Side({0: 0.1}), {"at_most": 0.2}, "not distinguishable"),
+            (Side({0: 0.1}), {"at_most": 0.2, "exact": True}, "holds"),
+            (Side({0: 0.3}), {"at_most": 0.2, "exact": True}, "does not hold"),
+            (Side(LOW), {"at_least": 0.01, "at_most": 0.5}, "holds"),
+            (Side(missing="lost"), {"at_most": 0.2}, "not comparable"),
+            (Side(diverged=frozenset({0})), {"at_most": 0.2}, "does not hold"),
+            (Side(diverged=frozenset({0})), {"at_least": 0.2}, "not comparable"),
+            (Side(LOW, diverged=frozenset({3})), {"at_most": 0.2}, "not distinguishable"),
+            (Side(HIGH, diverged=frozenset({3})), {"at_least": 0.2}, "holds"),
+            (Side(LOW, doubt="it was busy"), {"at_most": 0.2}, "not comparable"),
+        ],
+    )
+    def test_a_number_and_its_bounds(self, side, bounds, verdict):
+        assert judge_bounds(side, **bounds).verdict == verdict
+
+
+def test_the_interval_of_a_ratio_is_that_of_its_logarithm():
+    ratios = Side({0: 10.0, 1: 1e4, 2: 1e6})
+    assert judge_bounds(ratios, at_least=1e-3).verdict == "not distinguishable"
+    assert judge_bounds(ratios, at_least=1e-3, ratios=True).verdict == "holds"
+    assert judge_bounds(Side({0: 0.0, 1: 0.1}), at_most=2, ratios=True).verdict == "holds"
+
+
+def test_a_number_agrees_where_the_papers_is_inside_its_interval():
+    measured = summarize([0.1, 0.2, 0.3])
+    assert judge_number(measured, 0.25, None).verdict == "holds"
+    assert judge_number(measured, 0.9, None).verdict == "does not hold"
+    assert judge_number(measured, 0.25, "it is cut").because == "it is cut"
+    assert judge_number(summarize([0.1]), 0.1, None).verdict == "not distinguishable"
+    assert judge_number(summarize([15046.0]), 15_000, None, 0.05).verdict == "holds"
+    assert judge_number(None, 1.0, None).verdict == "not comparable"
+
+
+def test_the_papers_error_counts_beside_ours():
+    measured = summarize([0.1, 0.11, 0.12])
+    assert judge_number(measured, 0.2, None).verdict == "does not hold"
+    assert judge_number(measured, 0.2, None, spread=0.05).verdict == "holds"
+    assert judge_number(measured, 0.9, None, spread=0.05).verdict == "does not hold"
+
+
+def test_the_first_claim_decides_and_the_others_are_counted():
+    decided = [Standing("holds"), Standing("does not hold"), Standing("not distinguishable")]
+    assert judge_all(decided).verdict == "holds"
+    assert judge_all(decided).because == (
+        "primary claim: holds; others: 1 does not hold, 1 not distinguishable"
+    )
+    assert judge_all([Standing("not distinguishable"), *decided]).verdict == "not distinguishable"
+    assert judge_all([Standing("holds", counts=False), *decided]).verdict == "not comparable"
+    assert judge_all([]).verdict == "not comparable"
+
+
+def test_what_a_figure_plots_and_what_it_is_about_are_told_apart():
+    claims = [Standing("holds", setting="as plotted"), Standing("does not hold", setting="matched")]
+    assert judge_all(claims).because == "as plotted: holds; matched: 1 does not hold"
+
+
+def test_numbers_are_found_in_results():
+    content = {"counts": [{"S": 5, "n": 7}, {"S": 6, "n": 1}], "x": {"y": [1, 2]}, "t": True}
+    assert find_number(content, "counts[S=6].n") == 1
+    assert find_number(content, "x.y.1") == 2
+    for path in ("counts[S=9].n", "x.z", "t", "x.y.7"):
+        with pytest.raises(LookupError):
+            find_number(content, path)
+
+
+def test_the_first_step_beyond_a_threshold():
+    assert first_step([(0, 0.1), (50, 0.6), (100, 0.9)], 0.5, "higher") == 50
+    assert first_step([(0, 3.0), (50, 2.0)], 1.0, "lower") is None
+
+
+def make_experiment(
+    folder: Path,
+    label: str,
+    spec: ExperimentSpec,
+    values: dict[str, list[float]],
+    **more: Any,
+) -> MeasuredExperiment:
+    """Return an experiment with one trial an arm, whose seeds end at `values`; NaN diverges."""
+    store, trials = Store(folder), []
+    for number, arm in enumerate(spec.arms_):
+        config = spec.trial(Point(arm.label, {}))
+        replicates = []
+        for seed, value in zip(config.seeds, values.get(arm.label, []), strict=False):
+            diverged = value != value
+            replicates.append(
+                ReplicateResult(
+                    seed=seed,
+                    outcome="diverged" if diverged else "completed",
+                    value=None if diverged else value,
+                    step=100,
+                    seconds=10.0,
+                    step_seconds=0.1,
+                    test={} if diverged else {spec.objective_metric.name: value},
+                    baseline=spec.baseline,
+                )
+            )
+            key = f"{trial_key(label, number)}/{seed}"
+            store.begin(key, 1)
+            name = f"valid/{spec.objective_metric.name}"
+            points = [
+                CurvePoint(step, {name: 1.0 / (1 + step) + (0 if diverged else value),
+                                  "constraint/orthogonality_error": 1e-6 * (1 + step)}, 0)
+                for step in (0, 50, 100)
+            ]  # fmt: skip
+            store.commit(key, 1, 100, {}, points)
+        if replicates:
+            result = summarise(replicates)
+            trials.append(
+                MeasuredTrial(
+                    number=number,
+                    arm=arm.label,
+                    state=result.outcome or "completed",
+                    params={},
+                    config=config.model_dump(mode="json"),
+                    place=trial_key(label, number),
+                    result=result.to_dict(),
+                )
+            )
+    metric = spec.objective_metric
+    return MeasuredExperiment(
+        **{
+            "label": label,
+            "id": "e1",
+            "state": "completed",
+            "spec": spec.model_dump(mode="json"),
+            "metric": metric.name,
+            "unit": metric.unit,
+            "better": metric.better,
+            "baseline": spec.baseline,
+            "trials": tuple(trials),
+            "started_at": 0.0,
+            "finished_at": 60.0,
+            **more,
+        }
+    )
+
+
+def make_report(tmp_path: Path, order: ReportOrder) -> ReportContent:
+    folder = tmp_path / "report"
+    folder.mkdir()
+    process.main(folder, order.model_dump_json())
+    outcome = ReportOutcome.model_validate_json((folder / OUTCOME).read_bytes())
+    assert outcome.error is None, outcome.error
+    return ReportContent.model_validate_json((folder / JSON).read_bytes())
+
+
+class TestReport:
+    @pytest.fixture
+    def content(self, tmp_path: Path) -> ReportContent:
+        """ENRNN's figure 2 with made numbers: scoRNN diverges in a seed, full uRNN is missing."""
+        spec = make_specs("enrnn/figure-2", "short")["main"]
+        baseline = spec.baseline
+        assert baseline is not None
+        values = {
+            "enrnn": [1e-5, 2e-5, 1.5e-5],
+            "scornn": [1e-3, float("nan"), 2e-3],
+            "lstm": [baseline, 1.01 * baseline, 0.99 * baseline],
+        }
+        main = make_experiment(tmp_path / "store", "main", spec, values)
+        order = make_order("enrnn/figure-2", tmp_path / "store", experiments=[main])
+        return make_report(tmp_path, order)
+
+    def test_it_decides_each_claim_and_says_why(self, content):
+        ends, stays, left_out = content.claims
+        verdicts = {pair.than: pair.verdict for pair in ends.comparisons}
+        assert verdicts["full_urnn"] == "not comparable"
+        assert ends.verdict == "not comparable"
+        assert stays.verdict == "holds"
+        assert left_out.verdict == "not comparable"
+        assert "leaves it out" in left_out.because
+        assert [claim.counts for claim in content.claims] == [True, True, False]
+        assert content.verdict == "not comparable"
+        assert content.words == "primary claim: not comparable; others: 1 holds"
+
+    def test_it_tells_divergences_drift_and_cost(self, content):
+        arms = {arm.arm: arm for arm in content.arms}
+        assert arms["scornn"].diverged_seeds == [1]
+        assert arms["scornn"].value is not None
+        assert arms["scornn"].value.n == 2
+        assert arms["enrnn"].drift["orthogonality_error"] == pytest.approx(1.01e-4)
+        assert arms["full_urnn"].trial is None
+        assert content.cost.trial_seconds == 90.0
+        assert content.command == "eigensweep reproduce enrnn/figure-2 --budget short"
+
+    def test_its_curves_have_the_baseline_and_every_seed_that_did_not_diverge(self, content):
+        (curves,) = content.curves
+        assert curves.baseline == pytest.approx(0.0399, abs=1e-4)
+        assert {line.arm: line.seeds for line in curves.lines} == {
+            "enrnn": 3,
+            "scornn": 2,
+            "lstm": 3,
+        }
+        assert "scornn's seeds that diverged are not drawn: 1." in curves.left_out
+
+    def test_points_of_the_paper_for_another_task_are_not_drawn(self, content, tmp_path):
+        (curves,) = content.curves
+        assert curves.paper == []
+        assert curves.left_out is not None
+        assert "delay is 500 here and 2000 in the paper" in curves.left_out
+        picture = (tmp_path / "report" / "curves.svg").read_text()
+        assert "paper, read off" not in picture
+
+    def test_points_of_the_paper_for_the_same_task_are_drawn(self, tmp_path):
+        spec = make_specs("enrnn/figure-2", "full")["main"]
+        values = {"enrnn": [1e-5], "scornn": [1e-3], "lstm": [0.01]}
+        main = make_experiment(tmp_path / "store", "main", spec, values)
+        order = make_order("enrnn/figure-2", tmp_path / "store", experiments=[main], budget="full")
+        (curves,) = make_report(tmp_path, order).curves
+        assert {(point.arm, point.step) for point in curves.paper} == {
+            ("lstm", 4000),
+            ("lstm_large", 4000),
+        }
+        assert curves.left_out is None
+
+    def test_its_page_needs_nothing_else(self, content, tmp_path):
+        page = (tmp_path / "report" / HTML).read_text()
+        assert len(page.encode()) < LARGEST
+        addresses = re.findall(r"""(?:src|href)=["']([^"']*)""", page)
+        assert addresses
+        assert all(address.startswith("data:image/") for address in addresses)
+        assert "<script" not in page
+        for name in FILES:
+            assert (tmp_path / "report" / name).stat().st_size > 0
+
+    def test_it_stands_on_the_page_of_all(self, content, tmp_path):
+        folder = tmp_path / "docs" / "p" / "results"
+        folder.mkdir(parents=True)
+        kept = (tmp_path / "report" / RESULTS).read_bytes()
+        (folder / "enrnn-figure-2-short.json").write_bytes(kept)
+        make_page(folder, tmp_path / "docs" / "p.md")
+        page = (tmp_path / "docs" / "p.md").read_text()
+        assert "## enrnn/figure-2: Copying over 2,000 steps" in page
+        assert "](#enrnnfigure-2-copying-over-2000-steps) | **ENRNN ends lower" in page
+        assert "| 20 %, delay 500 of 2,000 | 3 |" in page
+        assert "](p/results/enrnn-figure-2-short.json)" in page
+        assert "| enrnn/figure-3 | needs TIMIT, " in page
+        assert "| asrnn/figure-1b | decides nothing in the short budget; " in page
+        assert "nan" not in (tmp_path / "report" / MARKDOWN).read_text()
+
+    def test_rows_name_their_experiment_where_there_are_several(self, content):
+        assert "| enrnn |" in write_report(content, None)
+        (run,) = content.experiments
+        two = content.model_copy(update={"experiments": [run, run]})
+        assert "| main/enrnn |" in write_report(two, None)
+
+
+class TestPictures:
+    def draw(self, curves: Curves, content: ReportContent) -> Any:
+        """Return the only panel of a picture with these curves."""
+        figure = pictures._draw(content.model_copy(update={"curves": [curves]}))
+        return figure.axes[0]
+
+    @pytest.fixture
+    def content(self, tmp_path):
+        """ENRNN's figure 2, where nothing was trained."""
+        return make_report(tmp_path, make_order("enrnn/figure-2", tmp_path))
+
+    def curves(self, values: list[float], paper: list[ReadOff]) -> Curves:
+        steps = list(range(0, 100 * len(values), 100))
+        line = Line(arm="enrnn", trial=0, seeds=2, step=steps, mean=values, low=values, high=values)
+        return Curves(experiment="main", title="t", metric="valid/mse", unit="", baseline=0.2,
+                      lines=[line], paper=paper)  # fmt: skip
+
+    def test_the_papers_points_stretch_no_axis_and_zero_is_an_arrow(self, content):
+        values = [1.0, 0.1, 0.01]
+        bare = self.draw(self.curves(values, []), content)
+        points = [ReadOff(arm="enrnn", step=100, value=0.0), ReadOff(arm="x", step=200, value=0.1)]
+        panel = self.draw(self.curves(values, points), content)
+        assert panel.get_yscale() == "log"
+        assert (panel.get_xlim(), panel.get_ylim()) == (bare.get_xlim(), bare.get_ylim())
+        drawn = {line.get_label(): line for line in panel.get_lines()}
+        arrow = drawn["paper, read off: lower"]
+        assert (arrow.get_marker(), *arrow.get_ydata()) == ("v", panel.get_ylim()[0])
+        assert list(drawn["paper, read off"].get_ydata()) == [0.1]
+
+    def test_a_spike_does_not_hide_the_rest_and_is_named(self, content):
+        panel = self.draw(self.curves([1.0, 1e32, 0.5], []), content)
+        assert panel.get_ylim()[1] == pytest.approx(10.0)
+        words = " ".join(panel.get_xlabel().split())
+        assert "The axis ends at 10; values go to 1e+32." in words
+
+    @pytest.mark.parametrize(
+        ("name", "label", "scale"),
+        [("asrnn/table-3", "seconds per step", "linear"), ("asrnn/table-4", "parameters", "log")],
+    )
+    def test_a_table_shows_its_numbers_beside_the_papers(self, tmp_path, name, label, scale):
+        made = [
+            make_experiment(tmp_path, label, spec, {"asrnn": [0.9, 0.91, 0.92]})
+            for label, spec in make_specs(name, "full").items()
+        ]
+        content = make_report(tmp_path, make_order(name, tmp_path, experiments=made, budget="full"))
+        figure = pictures._draw(content)
+        assert len(figure.axes) == 2
+        panel = figure.axes[0]
+        assert (panel.get_xlabel(), panel.get_xscale()) == (label, scale)
+        words = {text.get_text() for text in panel.get_legend().get_texts()}
+        assert any(each.startswith("paper") for each in words)
+
+
+def test_the_values_of_one_parameter_are_compared_in_the_place_of_arms(tmp_path):
+    spec = make_specs("nnrnn/figure-6a", "short")["one_hot"]
+    store, trials = Store(tmp_path), []
+    for number, name in enumerate(("rmsprop", "adam")):
+        config = spec.trial(Point("nnrnn", {"optimizer.name": name}))
+        results = [
+            ReplicateResult(seed=s, value=0.1 * (number + 1) + s / 1e3, step=1)
+            for s in config.seeds
+        ]
+        trials.append(
+            MeasuredTrial(
+                number=number,
+                arm="nnrnn",
+                state="completed",
+                params={"optimizer.name": name},
+                config=config.model_dump(mode="json"),
+                place=f"e/{number}",
+                result=summarise(results).to_dict(),
+            )
+        )
+    made = make_experiment(tmp_path, "main", spec, {}, trials=tuple(trials), sides="optimizer.name")
+    measured = Measured(made, store)
+    sides = {name: measured.side(name, Measure(metric="value")) for name in ("rmsprop", "adam")}
+    assert judge_order("rmsprop", sides["rmsprop"], {"adam": sides["adam"]}).verdict == "holds"
+
+
+def test_further_repetitions_of_an_analysis_keep_what_claims_are_about(tmp_path):
+    (tmp_path / "result.json").write_text(json.dumps({"curves": [1.0], "other": [2.0]}))
+    made = [
+        MadeAnalysis(label="memory", repeat=repeat, id=None, folder=str(tmp_path))
+        for repeat in (0, 1)
+    ]
+    first, second = collect(make_order("nnrnn/figure-1c", tmp_path, analyses=made)).analyses
+    assert first.content == {"curves": [1.0], "other": [2.0]}
+    assert second.content == {"curves": [1.0]}
+
+
+def test_claims_about_analyses_read_their_results(tmp_path):
+    curves = [
+        {
+            "alpha": alpha,
+            "beta": beta,
+            "d": d,
+            "J": [1.0] * 130 + [0.0] * 20 if d else [1.0] * 100 + [0.0] * 50,
+        }
+        for alpha in (0.95, 1.0, 1.05)
+        for beta in (0.0, 0.005)
+        for d in (0.0, 0.2)
+    ]
+    (tmp_path / "result.json").write_text(json.dumps({"curves": curves}))
+    (tmp_path / "figure.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
+    made = MadeAnalysis(label="memory", repeat=0, id="a1", folder=str(tmp_path))
+    order = make_order("nnrnn/figure-1c", tmp_path, analyses=[made])
+    content = make_report(tmp_path, order)
+    assert [claim.verdict for claim in content.claims] == ["holds"] * 4
+    missing = order.model_copy(
+        update={"analyses": [made.model_copy(update={"folder": None, "problem": "no memory"})]}
+    )
+    (tmp_path / "other").mkdir()
+    content = make_report(tmp_path / "other", missing)
+    assert content.verdict == "not comparable"
+    assert "no memory" in content.claims[0].because
+
+
+def test_what_a_cut_training_has_not_reached_is_not_refuted(tmp_path):
+    values = {"copying": [1e-3, 2e-3, 1e-3], "adding": [0.16, 0.17, 0.16]}
+    made = [
+        make_experiment(tmp_path, label, spec, {"lt_ornn_pooled": values[label]}, chosen={})
+        for label, spec in make_specs("henaff/figure-6", "short").items()
+    ]
+    order = make_order("henaff/figure-6", tmp_path, experiments=made)
+    content = make_report(tmp_path, order)
+    assert [claim.verdict for claim in content.claims[:2]] == ["holds", "not comparable"]
+    assert "ends earlier" in content.claims[1].because
+
+
+def measure(tmp_path: Path, values: dict[str, list[float]], **more: Any) -> Measured:
+    """Return ENRNN's figure 2 with made numbers, and with other fields of the experiment."""
+    spec = make_specs("enrnn/figure-2", "short")["main"]
+    made = make_experiment(tmp_path, "main", spec, values)
+    return Measured(made.model_copy(update=more), Store(tmp_path))
+
+
+def test_an_arm_of_which_one_seed_diverged_has_not_diverged_in_all(tmp_path):
+    """An older service ended the other seeds with it: they have a value, and no test score."""
+    measured = measure(tmp_path, {"lstm": [0.5, float("nan"), 0.6]})
+    by = Measure(metric="test/cross_entropy")
+    whole = measured.side("lstm", by)
+    assert (whole.values, whole.diverged) == ({0: 0.5, 2: 0.6}, {1})
+    found = judge_order("lstm", whole, {"b": Side({0: 0.9, 2: 1.1})})
+    assert "lstm 0.55" in found.pairs[0].because
+    assert "(1 seed diverged)" in found.pairs[0].because
+
+    for each in measured.arms["lstm"].replicates:
+        each.test.clear()
+    cut = measured.side("lstm", by)
+    assert cut.missing == "it has no test/cross_entropy: 1 of 3 seeds diverged"
+    found = judge_order("a", Side({0: 0.1, 2: 0.2}), {"lstm": cut})
+    assert found.verdict == "not comparable"
+    assert "all seeds" not in found.pairs[0].because
+
+    lost = measure(tmp_path / "lost", {"lstm": [float("nan")] * 3}).side("lstm", by)
+    found = judge_order("a", Side({0: 0.1, 2: 0.2}), {"lstm": lost})
+    assert found.pairs[0].because == "lstm diverged in all seeds"
+
+
+def test_intervals_stay_where_a_number_can_lie(tmp_path):
+    measured = measure(tmp_path, {"lstm": [1e-6, 2e-5, 0.9], "scornn": [0.4, 0.99, 1.0]})
+    loss = measured.side("lstm", Measure(metric="value")).summary
+    assert 0 < loss.low < loss.mean < loss.high
+    curve = measured.side("lstm", Measure(curve="valid/cross_entropy", of_baseline=True)).summary
+    assert curve.low > 0
+    for each in measured.arms["scornn"].replicates:
+        each.test["accuracy"] = each.value
+    right = measured.side("scornn", Measure(metric="test/accuracy")).summary
+    assert right.mean < right.high <= 1
+
+
+def test_times_of_a_busy_machine_are_shown_and_decide_nothing(tmp_path):
+    measured = measure(tmp_path, {"lstm": [0.5, 0.6, 0.5]})
+    by = Measure(metric="seconds_per_step")
+    assert measured.side("lstm", by).doubt is None
+    results = measured.arms["lstm"].result.by_replicate
+    busy = replace(results[0], step_seconds=0.13), *results[1:]
+    measured.arms["lstm"] = replace(
+        measured.arms["lstm"], result=replace(measured.arms["lstm"].result, by_replicate=busy)
+    )
+    side = measured.side("lstm", by)
+    assert "spread by 16%" in side.doubt
+    assert side.summary.n == 3
+    assert judge_bounds(side, at_most=1.0).verdict == "not comparable"
+
+
+def test_the_papers_rate_stands_for_an_arm_where_the_suite_names_it(tmp_path):
+    spec = make_specs("nnrnn/figure-6a", "short")["one_hot"]
+    params = ({"optimizer.lr": 1e-3}, {"optimizer.lr": 1e-4})
+    made = make_experiment(tmp_path, "main", spec, {"nnrnn": [0.1, 0.1, 0.1]})
+    (best,) = made.trials
+    result = {**best.result, "value": 0.9}
+    trials = (
+        best.model_copy(update={"params": params[0]}),
+        best.model_copy(update={"params": params[1], "number": 1, "result": result}),
+    )
+    made = made.model_copy(update={"trials": trials})
+    chosen = made.model_copy(update={"chosen": {"nnrnn": params[1]}})
+    numbers = [
+        Measured(each, Store(tmp_path)).arms["nnrnn"].trial.number for each in (made, chosen)
+    ]
+    assert numbers == [0, 1]
+
+
+def test_a_share_of_the_baseline_is_of_the_data_that_was_scored(tmp_path):
+    spec = make_specs("nnrnn/figure-4", "short")["main"]
+    made = make_experiment(tmp_path, "main", spec, {"lstm": [0.1] * spec.replicates})
+    measured = Measured(made, Store(tmp_path))
+    valid, test = (spec.task.baselines_on(split)["mse"] for split in ("valid", "test"))
+    assert valid != test
+    for metric, baseline in (("value", valid), ("test/mse", test)):
+        side = measured.side("lstm", Measure(metric=metric, of_baseline=True))
+        assert side.values[0] == pytest.approx(0.1 / baseline)
+
+
+def test_an_experiment_that_cannot_run_here_is_not_comparable(tmp_path):
+    spec = make_specs("enrnn/figure-3", "short")["main"]
+    gone = make_experiment(
+        tmp_path, "main", spec, {}, id=None, state="unavailable", problem="TIMIT is not here"
+    )
+    order = make_order("enrnn/figure-3", tmp_path, experiments=[gone])
+    content = make_report(tmp_path, order)
+    assert content.verdict == "not comparable"
+    assert "TIMIT is not here" in content.claims[0].comparisons[0].because
+
+
+def test_the_figure_of_permuted_pixels_shows_accuracies_and_names_who_diverged(tmp_path):
+    spec = make_specs("nnrnn/figure-3", "short")["main"]
+    values = {"exprnn": [0.7, 0.7, 0.7], "rnn": [0.9, float("nan"), 0.9]}
+    made, store = make_experiment(tmp_path, "main", spec, values), Store(tmp_path)
+    for trial in made.trials:
+        for seed in range(spec.replicates):
+            key = f"{trial.place}/{seed}"
+            lost = (trial.arm, seed) == ("rnn", 1)
+            scores = {"valid/accuracy": 0.8, "valid/cross_entropy": 1e32 if lost else 0.7}
+            store.begin(key, 2)
+            store.commit(key, 2, 300, {}, [CurvePoint(step, scores, 0) for step in (0, 300)])
+    content = make_report(tmp_path, make_order("nnrnn/figure-3", tmp_path, experiments=[made]))
+    (panel,) = pictures._draw(content).axes
+    assert panel.get_ylabel() == "valid/accuracy, fraction"
+    assert panel.get_ylim()[1] <= 1
+    assert "rnn's seeds that diverged are not drawn: 1." in " ".join(panel.get_xlabel().split())
+
+
+def test_a_row_that_waits_says_what_it_needs_and_logs_stand_beside_ours(tmp_path):
+    earlier = EarlierReport(
+        name="asrnn/figure-2",
+        revision="abc",
+        verdict="holds",
+        minutes=3.0,
+        stands=False,
+        claims=[("The LSTM does not come below the baseline", "holds")],
+        text="## asrnn/figure-2: Copying over 1,000 steps\n",
+    )
+    (row,) = write_claims({}, {earlier.name: earlier})[2:]
+    assert "to be judged again (was: holds): its trials were not kept; 0.6 core hours in" in row
+    assert "core hours in full" in row
+    made = make_experiment(
+        tmp_path, "main", make_specs("nnrnn/figure-5a", "full")["main"], {"l1_256": [0.1] * 10}
+    )
+    results = collect(make_order("nnrnn/figure-5a", tmp_path, experiments=[made], budget="full"))
+    rows = write_logs({results.name: Shown(results, judge_results(results), False)}, {})[2:]
+    assert len(rows) == 2
+    assert "both after 41 iterations" in rows[1]
+    assert "not comparable" in rows[1]

@@ -1,0 +1,113 @@
+"""Importance finds the parameter that decides, and judges a conditional one where it exists."""
+
+from __future__ import annotations
+
+import math
+import random
+import subprocess
+import sys
+
+import pytest
+
+from eigensweep.results.importance import MOST_TRIALS, Scored, measure_importance
+from eigensweep.results.trees import find_shares
+from eigensweep.search_spaces.space import Space
+from eigensweep.search_spaces.spec import ExperimentSpec
+
+SPACE: dict[str, object] = {
+    "optimizer.lr": {"low": 1e-4, "high": 1e-1, "log": True},
+    "optimizer.name": ["adam", "rmsprop"],
+    "optimizer.alpha": {"low": 0.5, "high": 0.9, "when": {"optimizer.name": "rmsprop"}},
+    "model.hidden_size": [8, 16, 32],
+}
+
+
+def axes():
+    content = {
+        "task": {"name": "copying", "delay": 5},
+        "model": {"name": "lstm"},
+        "training": {"steps": 10},
+        "search": {"method": "random", "trials": 9, "space": SPACE},
+    }
+    space: Space = ExperimentSpec.model_validate(content).space()
+    return space.axes("lstm")
+
+
+def draw(count: int, value, seed: int = 1) -> list[Scored]:
+    rng = random.Random(seed)
+    trials = []
+    for _ in range(count):
+        name = rng.choice(["adam", "rmsprop"])
+        params = {"optimizer.lr": 10 ** rng.uniform(-4, -1), "optimizer.name": name}
+        if name == "rmsprop":
+            params["optimizer.alpha"] = rng.uniform(0.5, 0.9)
+        params["model.hidden_size"] = rng.choice([8, 16, 32])
+        trials.append(Scored(params, value(params) + rng.gauss(0, 1e-3)))
+    return trials
+
+
+def test_the_parameter_that_decides_comes_first():
+    trials = draw(60, lambda params: params["model.hidden_size"] / 32)
+    found = measure_importance(axes(), trials)
+    together = [each for each in found if each.path != "optimizer.alpha"]
+    assert found[0].path == "model.hidden_size"
+    assert found[0].share > 0.5
+    assert sum(each.share for each in together) == pytest.approx(1.0)
+    assert found == measure_importance(axes(), trials)
+
+
+def test_a_parameter_with_a_condition_is_judged_among_the_trials_that_have_it():
+    trials = draw(60, lambda params: params.get("optimizer.alpha", 0.7))
+    found = {each.path: each for each in measure_importance(axes(), trials)}
+    alpha = found["optimizer.alpha"]
+    assert alpha.share > 0.8
+    assert alpha.trials == sum("optimizer.alpha" in trial.params for trial in trials)
+    assert set(alpha.among) == {"optimizer.lr", "optimizer.alpha", "model.hidden_size"}
+    assert found["optimizer.lr"].trials == 60
+
+
+def test_what_cannot_be_told_has_a_reason_in_place_of_a_share():
+    few = measure_importance(axes(), draw(3, lambda params: 1.0))
+    assert {each.share for each in few} == {None}
+    assert "4 are needed" in few[0].problem
+    same = [Scored({"optimizer.lr": 0.01 * n}, 1.0) for n in range(1, 7)]
+    lr = {"optimizer.lr": axes()["optimizer.lr"]}
+    assert measure_importance(lr, same)[0].problem == "all 6 trials have the same value"
+    (none,) = measure_importance(lr, [])
+    assert none.share is None
+
+
+def test_of_many_trials_an_even_share_is_used():
+    trials = draw(MOST_TRIALS + 5, lambda params: params["optimizer.lr"])
+    found = measure_importance(axes(), trials)
+    assert found[0].path == "optimizer.lr"
+    assert 1000 <= max(each.trials for each in found) <= MOST_TRIALS
+
+
+def test_it_needs_no_scikit_learn():
+    program = (
+        "import sys; sys.modules['sklearn'] = None; "
+        "from eigensweep.results.trees import find_shares; "
+        "print(find_shares([{'a': n, 'b': n % 2 == 0} for n in range(20)], list(range(20)))['a'])"
+    )
+    found = subprocess.check_output([sys.executable, "-W", "ignore", "-c", program], text=True)
+    assert float(found) > 0.9
+
+
+def test_with_a_dozen_trials_it_names_what_matters_most_nearly_always():
+    def value(params):
+        return (math.log10(params["optimizer.lr"]) + 2.5) ** 2 + params["model.hidden_size"] / 32
+
+    right = 0
+    for seed in range(20):
+        found = measure_importance(axes(), draw(12, value, seed))
+        right += found[0].path == "optimizer.lr"
+    assert right >= 18
+
+
+def test_values_that_are_no_numbers_have_a_column_each():
+    points = [{"clip": clip, "flag": flag} for clip in (None, 1.0, 2.0) for flag in (True, False)]
+    shares = find_shares(points * 3, [float(point["clip"] is None) for point in points * 3])
+    assert shares["clip"] > 0.9
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert set(find_shares(points, [1.0] * 6).values()) == {0.0}
