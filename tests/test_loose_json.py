@@ -1,6 +1,6 @@
 """JSON without a declared form stands at edges: where the API, a file or a library hands it over.
 
-Lines of service and workers with `dict[str, Any]`, `Json` or `JsonObject` are counted, file by file.
+Lines of service and workers with `dict[str, Any]`, `Json` or `JsonObject` are counted, by file.
 What nobody reads is a `dict[str, object]`; what is read has a class, or a `TypedDict`.
 """
 
