@@ -25,7 +25,8 @@ def lose(actor: ray.actor.ActorHandle) -> ray.exceptions.RayActorError:
     return caught.value
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_killed_raylet_is_told_apart_from_a_killed_process():
     @ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)
     class Process:
