@@ -20,9 +20,17 @@ from eigensweep.workers.cluster.ray_cluster import RayCluster, has_died_with_nod
 
 def lose(actor: ray.actor.ActorHandle) -> ray.exceptions.RayActorError:
     """Return how Ray says that an actor is gone."""
-    with pytest.raises(ray.exceptions.ActorDiedError) as caught:
-        wait_until(lambda: ray.get(actor.pid.remote(), timeout=60) is None)
-    return caught.value
+
+    def ask() -> ray.exceptions.RayActorError | None:
+        try:
+            ray.get(actor.pid.remote(), timeout=10)
+        except ray.exceptions.ActorDiedError as error:
+            return error
+        except (ray.exceptions.ActorUnavailableError, ray.exceptions.GetTimeoutError):
+            pass
+        return None
+
+    return wait_until(ask)
 
 
 @pytest.mark.slow
