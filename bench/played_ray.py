@@ -28,7 +28,7 @@ from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.driver import actor_events, capacity
 from eigensweep.workers.driver.trainable import TrialProcesses
-from eigensweep.workers.engine.runner import LOST, REPORT
+from eigensweep.workers.processes.runner import LOST, REPORT
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.messages import Order, Place, ReplicateResult, Report

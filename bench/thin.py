@@ -19,7 +19,7 @@ from rich.console import Console
 
 from bench.overhead import long_one
 from bench.report import add_json, new_parser, write
-from eigensweep.search_spaces.lanes import count_aboard
+from eigensweep.search_spaces.lanes import count_members
 from eigensweep.service.client import Client
 from eigensweep.service.command.quickstart import running_service
 
@@ -28,7 +28,7 @@ MEGABYTE = 1e6
 
 def many(trials: int, forked: bool) -> dict[str, Any]:
     """Return a spec of so many long trials, all in one engine or each in a process of its own."""
-    lanes = next(n for n in range(trials, 0, -1) if count_aboard(n, 1) <= trials)
+    lanes = next(n for n in range(trials, 0, -1) if count_members(n, 1) <= trials)
     rates = [1e-3 * (1 + i / 1e6) for i in range(trials)]
     return long_one() | {
         "name": f"bench-thin-{trials}",
@@ -62,7 +62,7 @@ def measure(client: Client, trials: int, forked: bool) -> dict[str, Any]:
     while not experiment.refresh().content["progress"]["steps_done"]:
         time.sleep(0.1)
     thin = find_pss("ray::TrialProcess")
-    trains = find_pss("engine.fork_server " if forked else "ray::EngineActor")
+    trains = find_pss("processes.fork_server " if forked else "ray::EngineActor")
     experiment.cancel()
     experiment.wait(120)
     return {

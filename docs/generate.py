@@ -39,8 +39,8 @@ from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Settings
 from eigensweep.tasks import TASKS
-from eigensweep.workers.engine.group import explain_alone
-from eigensweep.workers.engine.notebook import TrialResult, train
+from eigensweep.workers.lanes.group import explain_alone
+from eigensweep.workers.processes.notebook import TrialResult, train
 
 REFERENCE = Path(__file__).parent / "reference"
 START, END = "<!-- generated -->\n", "<!-- end of generated -->"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from eigensweep.search_spaces.errors import InvalidPointError
-from eigensweep.search_spaces.lanes import count_aboard
+from eigensweep.search_spaces.lanes import count_members
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.search_spaces.spec import ExperimentSpec
@@ -64,7 +64,7 @@ def estimate_memory(config: TrialConfig, *, on_gpu: bool = False) -> MemoryEstim
 def estimate_lanes(config: TrialConfig, lanes: int, *, on_gpu: bool) -> MemoryEstimate:
     """Return what an engine takes whose lanes are full, with the processes of its trials."""
     each = sum(_sizes(config))
-    trials = count_aboard(lanes, config.replicates)
+    trials = count_members(lanes, config.replicates)
     around = config.task.corpus_bytes + trials * THIN_PROCESS
     if on_gpu:
         return MemoryEstimate(DEVICE_PROCESS + around, lanes * each + FIRST_STEP)

@@ -25,7 +25,7 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of tiny networks only get in the way
 
 from eigensweep.workers.cluster.nodes import Amounts, Node
-from eigensweep.workers.engine.shares import Room
+from eigensweep.workers.lanes.shares import Capacity
 from eigensweep.workers.shared.messages import ParameterCount, Place, ReplicateResult, Result
 
 if TYPE_CHECKING:
@@ -276,8 +276,8 @@ class ScriptedLauncher:
     def list_nodes(self) -> list[Node]:
         return [NODE]
 
-    def look_for_room(self, resources: Any, replicates: int) -> Room:
-        return Room(trials=2, problem=None, may_change=False)
+    def look_for_room(self, resources: Any, replicates: int) -> Capacity:
+        return Capacity(trials=2, problem=None, may_change=False)
 
     def find(self, experiment_id: str) -> None:
         return None

@@ -38,7 +38,7 @@ from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.service.api.routes import metrics
 from eigensweep.service.command.cli import app as command_line
 from eigensweep.service.settings import Settings
-from eigensweep.workers.engine.shares import share_of
+from eigensweep.workers.lanes.shares import share_of
 
 OLDEST, NEWEST = "1.25", kubernetes_validate.latest_version()
 

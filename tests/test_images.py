@@ -27,8 +27,8 @@ ABSENT = {"fastapi", "starlette", "uvicorn", "sqlalchemy", "alembic", "mlflow", 
 RUN_AS_A_WORKER = """
 import eigensweep.workers.cluster.node_health
 import eigensweep.workers.driver.lanes  # `lanes: auto` measures on a worker
-import eigensweep.workers.engine.actor
-import eigensweep.workers.engine.trial_process
+import eigensweep.workers.lanes.actor
+import eigensweep.workers.processes.trial_process
 from eigensweep.workers.shared import logs
 logs.set_up("json")
 from eigensweep import train

@@ -36,7 +36,7 @@ MOST = {
     "workers/driver/export.py": 3,
     "workers/driver/report.py": 1,
     "workers/driver/trainable.py": 1,
-    "workers/engine/actor.py": 1,
+    "workers/lanes/actor.py": 1,
     "workers/shared/heads.py": 2,
     "workers/shared/kept_files.py": 1,
     "workers/shared/messages.py": 3,

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from eigensweep.workers.cluster.ray_cluster import DriverHandle as DriverHandle
     from eigensweep.workers.cluster.ray_cluster import RayCluster as RayCluster
     from eigensweep.workers.driver.experiment import run_experiment as run_experiment
-    from eigensweep.workers.engine.notebook import TrialResult as TrialResult
-    from eigensweep.workers.engine.notebook import train as train
+    from eigensweep.workers.processes.notebook import TrialResult as TrialResult
+    from eigensweep.workers.processes.notebook import train as train
     from eigensweep.workers.shared.checkpoints import Snapshot as Snapshot
     from eigensweep.workers.shared.checkpoints import Store as Store
     from eigensweep.workers.shared.curves import CurvePoint as CurvePoint
@@ -50,8 +50,8 @@ _HOME = {
     "Ledger": "shared.ledger",
     "StaleWriteError": "shared.ledger",
     "TrialEntry": "shared.ledger",
-    "TrialResult": "engine.notebook",
-    "train": "engine.notebook",
+    "TrialResult": "processes.notebook",
+    "train": "processes.notebook",
     "summarise": "shared.results",
     "Training": "trial.training",
 }

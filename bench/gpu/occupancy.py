@@ -27,8 +27,8 @@ from bench.report import add_json, add_quick, describe, new_parser, say, table, 
 from bench.rounds import settle
 from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.workers.engine.engine import Engine
-from eigensweep.workers.engine.occupancy import Span
+from eigensweep.workers.lanes.engine import Engine
+from eigensweep.workers.lanes.occupancy import Span
 from eigensweep.workers.shared.code import own_code
 from eigensweep.workers.shared.messages import Order
 

@@ -14,7 +14,7 @@ from eigensweep.models.recurrence.native.gated import Cell
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.tasks import TASKS
 from eigensweep.tasks.base import Batch, Split, Task, TaskConfig
-from eigensweep.workers.engine.group import Group
+from eigensweep.workers.lanes.group import Group
 from eigensweep.workers.trial.training import Training
 
 NEVER = 10**9

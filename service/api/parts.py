@@ -22,7 +22,7 @@ from eigensweep.service.record.reproductions import Reproductions
 from eigensweep.service.settings import Mlflow, Settings
 from eigensweep.service.store_probe import StoreProbe
 from eigensweep.workers.cluster.nodes import Node
-from eigensweep.workers.engine.shares import Room
+from eigensweep.workers.lanes.shares import Capacity
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ class Queue(Protocol):
     def problems(self) -> dict[str, str]:
         """Experiment id to why that experiment cannot be started or looked after."""
 
-    def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Room | None:
+    def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Capacity | None:
         """Return the room that was last seen for such trials, None while that is unknown."""
 
     def list_nodes(self) -> list[Node] | None:

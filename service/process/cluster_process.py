@@ -28,7 +28,7 @@ from eigensweep.service.process import guard
 from eigensweep.service.queue.dispatcher import LauncherAwayError
 from eigensweep.workers.cluster.nodes import Look, Node
 from eigensweep.workers.driver.capacity import look_for_room
-from eigensweep.workers.engine.shares import Room
+from eigensweep.workers.lanes.shares import Capacity
 from eigensweep.workers.shared.deaths import Death
 from eigensweep.workers.shared.ledger import Ledger
 from eigensweep.workers.shared.messages import DriverOptions, SpecJson
@@ -205,7 +205,7 @@ class ClusterProcess:
         process: str | None = self.ask("find", experiment_id)
         return None if process is None else RemoteDriver(experiment_id, process, self, starts)
 
-    def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Room:
+    def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Capacity:
         """Return how many trials with these resources the nodes hold, or why none.
 
         It is computed from the last look, so nobody waits for Ray.

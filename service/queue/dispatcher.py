@@ -27,7 +27,7 @@ from eigensweep.service.record.record import Record, Unfinished
 from eigensweep.service.record.shares import Shares
 from eigensweep.service.store_probe import StoreProbe
 from eigensweep.workers.cluster.nodes import Node
-from eigensweep.workers.engine.shares import Room
+from eigensweep.workers.lanes.shares import Capacity
 from eigensweep.workers.shared import logs, traces
 from eigensweep.workers.shared.checkpoints import replicate_key
 from eigensweep.workers.shared.deaths import Death
@@ -104,7 +104,7 @@ class Launcher(Protocol):
     def find(self, experiment_id: str) -> Driver | None:
         """Return the driver of an experiment that an earlier service started, if it still works."""
 
-    def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Room:
+    def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Capacity:
         """Return how many trials with these resources can run at once, or why none can.
 
         Requests wait for it, so it asks nobody.
@@ -227,7 +227,7 @@ class Dispatcher:
         """How many small experiments one driver may have at once."""
         return self.places.experiments
 
-    def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Room | None:
+    def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Capacity | None:
         """Return the room that there is now for such trials, None while that is unknown."""
         if self.launcher is None:
             return None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import func, select
 
-from eigensweep.search_spaces.lanes import count_aboard
+from eigensweep.search_spaces.lanes import count_members
 from eigensweep.service.record import database
 from eigensweep.service.record.rows import Rows
 from eigensweep.service.record.tables import AttemptRow, ExperimentRow, TrialRow
@@ -52,9 +52,9 @@ def devices_of(spec: SpecJson, lanes: int | None = None) -> Devices:
     resources = spec.get("resources") or {}
     asked = resources.get("lanes")
     number = lanes if asked == "auto" else asked
-    aboard = 1 if number is None else count_aboard(number, spec.get("replicates") or 1)
+    members = 1 if number is None else count_members(number, spec.get("replicates") or 1)
     cpus, gpus = resources.get("cpus", 1.0), resources.get("gpus", 0.0)
-    return Devices(float(cpus) / aboard, float(gpus) / aboard)
+    return Devices(float(cpus) / members, float(gpus) / members)
 
 
 def count_use(session: Rows, trial: TrialRow, attempt: AttemptRow) -> None:

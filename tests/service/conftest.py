@@ -26,7 +26,7 @@ from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Settings
 from eigensweep.workers.cluster.nodes import Amounts, Node
-from eigensweep.workers.engine.shares import Room
+from eigensweep.workers.lanes.shares import Capacity
 from eigensweep.workers.shared.deaths import Death
 from eigensweep.workers.shared.messages import DriverOptions
 
@@ -51,7 +51,7 @@ class InMemoryLauncher:
     def __init__(self) -> None:
         self.launched: list[InMemoryDriver] = []
         self.survivors: dict[str, InMemoryDriver] = {}
-        self.room = Room(trials=4, problem=None, may_change=False)
+        self.room = Capacity(trials=4, problem=None, may_change=False)
 
     def launch(
         self, experiment_id: str, spec: Any, ledger: Any, options: Any, beside: str | None = None
@@ -71,7 +71,7 @@ class InMemoryLauncher:
     def list_nodes(self) -> list[Node]:
         return [NODE]
 
-    def look_for_room(self, resources: Any, replicates: int) -> Room:
+    def look_for_room(self, resources: Any, replicates: int) -> Capacity:
         return self.room
 
 

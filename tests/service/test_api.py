@@ -43,7 +43,7 @@ from eigensweep.service.record.database import engine
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.settings import Mlflow
 from eigensweep.tasks import TASKS
-from eigensweep.workers.engine.shares import Room
+from eigensweep.workers.lanes.shares import Capacity
 from eigensweep.workers.shared import disk_space
 from eigensweep.workers.shared.durable_files import StoreAwayError
 from eigensweep.workers.shared.messages import (
@@ -158,7 +158,7 @@ class TestPost:
             guesses.append(estimate_arms(parsed))
             return guesses[-1]
 
-        def look_for_room(resources: Any, replicates: int) -> Room:
+        def look_for_room(resources: Any, replicates: int) -> Capacity:
             looked.append(resources.memory)
             return look(resources, replicates)
 
@@ -176,7 +176,7 @@ class TestPost:
     def test_a_preview_says_how_many_trials_run_at_once_and_which_share_no_lanes(
         self, client, launcher, spec
     ):
-        launcher.room = Room(trials=5, problem=None, may_change=False)
+        launcher.room = Capacity(trials=5, problem=None, may_change=False)
         constructed = {"delay": 5, "symbols": 2, "hidden_size": 29}
         arms = [
             {"model": {"name": "scornn", "hidden_size": 6, "negative_ones": 2}},
@@ -193,14 +193,14 @@ class TestPost:
 
     def test_what_no_node_has_is_refused_unless_nodes_come_and_go(self, client, launcher, spec):
         words = "a trial needs 1 CPU, 1 GPU, and no node has that; there are 2 CPU, 0 GPU"
-        launcher.room = Room(trials=0, problem=words, may_change=False)
+        launcher.room = Capacity(trials=0, problem=words, may_change=False)
         for path in ("/v1/experiments", "/v1/experiments/preview"):
             answer = client.post(path, json=spec(resources={"gpus": 1}))
             assert answer.status_code == 422
             (problem,) = answer.json()["errors"]
             assert (problem["path"], problem["message"]) == ("resources", words)
         assert client.get("/v1/experiments").json()["items"] == []
-        launcher.room = Room(trials=0, problem=words, may_change=True)
+        launcher.room = Capacity(trials=0, problem=words, may_change=True)
         preview = client.post("/v1/experiments/preview", json=spec(resources={"gpus": 1})).json()
         assert preview["side_by_side"]["warnings"] == [words]
         assert client.post("/v1/experiments", json=spec(resources={"gpus": 1})).status_code == 201
@@ -284,7 +284,7 @@ class TestRefusals:
     def test_a_lack_of_nodes_and_an_unknown_experiment_are_told_beside_others(
         self, client, launcher, spec
     ):
-        launcher.room = Room(trials=0, problem="no node has a GPU", may_change=False)
+        launcher.room = Capacity(trials=0, problem="no node has a GPU", may_change=False)
         space = {"optimizer.lr": {"low": 1e-3, "high": 1e-1, "log": True}}
         search = {"method": "tpe", "trials": 9, "space": space, "warm_start": ["0nothing"]}
         body = spec(search=search, resources={"gpus": 1}, scheduler={"name": "asha", "brackets": 3})

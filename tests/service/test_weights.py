@@ -29,7 +29,7 @@ from eigensweep.service.client.trial import Trial
 from eigensweep.service.command import cli, frame
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.settings import Settings
-from eigensweep.workers.engine.replicates import open_attempt
+from eigensweep.workers.lanes.replicates import open_attempt
 from eigensweep.workers.shared.checkpoints import PIECE, Store, pack, replicate_key, trial_key
 from eigensweep.workers.shared.kept_files import BEST
 from eigensweep.workers.shared.messages import Source

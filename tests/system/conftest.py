@@ -30,7 +30,7 @@ PARTS = {
     "guard": "process/guard.py",
     "driver": "ray::Driver",
     "trial": "ray::Trial",
-    "fork server": "engine.fork_server ",  # and what it has forked
+    "fork server": "processes.fork_server ",  # and what it has forked
     "raylet": "raylet/raylet ",
     "gcs": "gcs_server ",
     "connection to ray": "workers.cluster.served ",

@@ -425,7 +425,7 @@ class TestSpokenDigits:
         ids=["lstm", "scornn"],
     )
     def test_a_small_network_learns_more_than_the_mean_frame(self, data_root, model, optimizer):
-        from eigensweep.workers.engine.notebook import train
+        from eigensweep.workers.processes.notebook import train
 
         found = train(
             {
@@ -442,7 +442,7 @@ class TestSpokenDigits:
 
 
 def test_a_short_training_runs_from_end_to_end_with_scores_of_the_test_recordings(tmp_path):
-    from eigensweep.workers.engine.notebook import train
+    from eigensweep.workers.processes.notebook import train
 
     parts = {
         part: {f"{part}{i}.wav": riff(triangle(3_400 + 50 * i, period)) for i in range(4)}

@@ -9,8 +9,9 @@ from typing import Any
 from orders import make_order
 from toys import trial
 
-from eigensweep.workers.engine.engine import Engine, Sharing
-from eigensweep.workers.engine.turns import LaneError
+from eigensweep.workers.lanes.engine import Engine
+from eigensweep.workers.lanes.groups import Sharing
+from eigensweep.workers.lanes.turns import LaneError
 from eigensweep.workers.shared.messages import Order, Report
 
 
@@ -139,7 +140,7 @@ class Bench:
             self.engine.turn()
         return reports
 
-    def aboard(self) -> set[tuple[int, int]]:
+    def in_lanes(self) -> set[tuple[int, int]]:
         """Return number and seed of every replicate in a lane."""
         groups = self.engine.status()["groups"]
-        return {(lane["trial"], lane["seed"]) for g in groups for lane in g["aboard"]}
+        return {(lane["trial"], lane["seed"]) for g in groups for lane in g["occupied"]}

@@ -10,7 +10,7 @@ from small_models import REQUIRED
 from toys import TIMES
 
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.workers.engine.group import Group
+from eigensweep.workers.lanes.group import Group
 from eigensweep.workers.trial.optimizers import Optimizers
 from eigensweep.workers.trial.training import Training
 

@@ -16,7 +16,7 @@ from eigensweep.workers.driver.experiment import make_order
 from eigensweep.workers.driver.searcher import LIVE, ExperimentSearch
 from eigensweep.workers.driver.study import Study
 from eigensweep.workers.driver.sweep import Job, Sweep
-from eigensweep.workers.engine.shares import share_of
+from eigensweep.workers.lanes.shares import share_of
 from eigensweep.workers.shared.messages import DriverOptions, Order, Place, Report, Result
 
 COPYING: dict[str, Any] = {

@@ -322,7 +322,7 @@ class TestRungs:
 class TestCode:
     def test_importing_a_trial_s_process_loads_neither_torch_nor_mlflow_nor_ray_tune(self):
         check = (
-            "import sys, eigensweep.workers.engine.trial_process\n"
+            "import sys, eigensweep.workers.processes.trial_process\n"
             "print({'torch', 'mlflow', 'ray.tune', 'pandas'} & set(sys.modules))"
         )
         command = [sys.executable, "-c", check]

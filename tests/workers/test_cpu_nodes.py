@@ -19,7 +19,7 @@ from waiting import PATIENCE, wait_until
 from eigensweep.workers.driver import trainable
 from eigensweep.workers.driver.cpu_nodes import LOOK_SECONDS, CpuNodes
 from eigensweep.workers.driver.fair_share import FairShare
-from eigensweep.workers.engine.shares import Share
+from eigensweep.workers.lanes.shares import Share
 from eigensweep.workers.shared.fair_shares import Want
 
 CPU, GPU = Share({"CPU": 1.0}), Share({"CPU": 1.0, "GPU": 1.0})

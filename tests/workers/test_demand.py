@@ -19,7 +19,7 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver import experiment as driver
 from eigensweep.workers.driver.demand import KEPT_SECONDS, MOST_BUNDLES, Wishes, bundles_of
 from eigensweep.workers.driver.experiment import LOOK_SECONDS, ExperimentDriver
-from eigensweep.workers.engine.shares import Share, share_of
+from eigensweep.workers.lanes.shares import Share, share_of
 from eigensweep.workers.shared.messages import DriverOptions, EngineNeed, Result
 
 CPU, GPU = {"CPU": 1.0}, {"CPU": 2.0, "GPU": 1.0}

@@ -12,15 +12,16 @@ import torch
 from orders import make_order
 from sweeps import Bench, at, spec
 
-from eigensweep.workers.engine import actor as actor_module
-from eigensweep.workers.engine import devices, runner, trial_process
-from eigensweep.workers.engine.actor import EngineActor
-from eigensweep.workers.engine.devices import DeviceError, find_crowding, try_out
-from eigensweep.workers.engine.errors import EngineError
-from eigensweep.workers.engine.runner import LOST, REPORT, Runner
+from eigensweep.workers.lanes import actor as actor_module
+from eigensweep.workers.lanes.actor import EngineActor
+from eigensweep.workers.lanes.register import EngineError
+from eigensweep.workers.processes import runner, trial_process
+from eigensweep.workers.processes.runner import LOST, REPORT, Runner
 from eigensweep.workers.shared import code
 from eigensweep.workers.shared.code import ForeignCodeError, check_build
 from eigensweep.workers.shared.messages import EngineNeed, Report, Result
+from eigensweep.workers.trial import devices
+from eigensweep.workers.trial.devices import DeviceError, find_crowding, try_out
 
 LOST_IN_TRAINING = "CUDA error: unspecified launch failure"
 FOREVER = (
@@ -292,7 +293,7 @@ def test_what_an_engine_says_of_a_lost_device_names_node_and_gpu(with_cuda, monk
     async def scene() -> Report:
         engine = EngineActor("cuda:3", "3", need.to_dict(), order.code.to_dict())
         engine._open = Lost
-        assert await engine.board(order.to_dict())
+        assert await engine.join(order.to_dict())
         told = await engine.advance(order.to_dict())
         engine._watch.cancel()
         return Report.from_dict(told)
@@ -337,7 +338,7 @@ def test_an_engine_that_cannot_use_its_device_says_so_and_ends(with_cuda, monkey
     async def scene() -> None:
         engine = EngineActor("cuda:0", "0", need.to_dict(), order.code.to_dict())
         with pytest.raises(DeviceError, match="No CUDA GPUs"):
-            await engine.board(order.to_dict())
+            await engine.join(order.to_dict())
         await engine._watch
 
     asyncio.run(scene())

@@ -17,8 +17,8 @@ from toys import Line, Lines
 
 from eigensweep.models import MODELS
 from eigensweep.tasks import TASKS
-from eigensweep.workers.engine.engine import Engine
-from eigensweep.workers.engine.errors import EngineError
+from eigensweep.workers.lanes.engine import Engine
+from eigensweep.workers.lanes.register import EngineError
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.durable_files import storage_error
 from eigensweep.workers.shared.heads import StaleAttemptError
@@ -73,7 +73,7 @@ class TestReports:
         bench.engine.ask(order, 0)
         for _ in range(20):
             bench.engine.turn()
-        assert not bench.aboard()  # it has trained to its end, and nobody has asked
+        assert not bench.in_lanes()  # it has trained to its end, and nobody has asked
         assert plain(bench.to_the_end(order)[0]) == plain(alone(order, tmp_path / "alone"))
 
     def test_a_rung_before_the_checkpoint_is_told_as_it_was_then(self, tmp_path):
@@ -133,7 +133,7 @@ class TestLanes:
         assert bench.until_report(order).step == 10
         for _ in range(3):
             bench.engine.turn()
-        steps = [lane["step"] for lane in bench.engine.status()["groups"][0]["aboard"]]
+        steps = [lane["step"] for lane in bench.engine.status()["groups"][0]["occupied"]]
         assert steps[0] > 20
         assert bench.engine.ask(order, 0).step == 20  # at once, from the curve
 
@@ -143,10 +143,10 @@ class TestLanes:
         for order in orders:
             bench.engine.ask(order, 0)
         bench.engine.turn()
-        assert bench.aboard() == {(0, 0), (1, 0)}
+        assert bench.in_lanes() == {(0, 0), (1, 0)}
         bench.engine.leave(orders[0])
         bench.engine.turn()
-        assert bench.aboard() == {(1, 0), (2, 0)}
+        assert bench.in_lanes() == {(1, 0), (2, 0)}
 
     @pytest.mark.parametrize("commit", [False, True])
     def test_a_trial_that_moves_leaves_what_it_has_trained(self, tmp_path, commit):
@@ -156,13 +156,13 @@ class TestLanes:
         for _ in range(3):
             bench.engine.ask(order, 0)
             bench.engine.turn()
-        trained = bench.engine.status()["groups"][0]["aboard"][0]["step"]
+        trained = bench.engine.status()["groups"][0]["occupied"][0]["step"]
         snapshot = store.newest(key)
         committed = 0 if snapshot is None else snapshot.step
         assert trained > committed
         bench.engine.leave(order, commit=commit)
         bench.engine.turn()
-        assert bench.aboard() == set()
+        assert bench.in_lanes() == set()
         snapshot = store.newest(key)
         stored = 0 if snapshot is None else snapshot.step
         assert stored == (trained if commit else committed)
@@ -173,8 +173,8 @@ class TestLanes:
         seen = set()
         while bench.engine.ask(order, 0) is None:
             bench.engine.turn()
-            seen |= bench.aboard()
-            assert len(bench.aboard()) <= 2
+            seen |= bench.in_lanes()
+            assert len(bench.in_lanes()) <= 2
         assert seen == {(0, seed) for seed in range(5)}
         rest = bench.to_the_end(order)[0]
         assert plain(rest) == plain(alone(order, tmp_path / "alone"))[1:]
@@ -187,7 +187,7 @@ class TestLanes:
         for _ in range(40):
             bench.engine.turn()
         groups = bench.engine.status()["groups"]
-        steps = {len(g["aboard"]): g["aboard"][0]["step"] for g in groups}
+        steps = {len(g["occupied"]): g["occupied"][0]["step"] for g in groups}
         assert steps == {3: 150, 1: 50}  # of 200 steps, each lane's equal share
 
     def test_experiments_that_ask_for_other_numbers_of_lanes_each_have_theirs(self, bench):
@@ -199,7 +199,7 @@ class TestLanes:
             bench.engine.ask(order, 0)
         bench.engine.turn()
         groups = bench.engine.status()["groups"]
-        assert {g["lanes"]: [lane["trial"] for lane in g["aboard"]] for g in groups} == {
+        assert {g["lanes"]: [lane["trial"] for lane in g["occupied"]] for g in groups} == {
             2: [0, 1],
             3: [3, 4],
         }
@@ -258,7 +258,7 @@ class TestCommits:
         bench.engine.ask(bench.order(0, replicates=5), 0)
         bench.engine.turn()
         status = json.loads(json.dumps(bench.engine.status()))
-        assert [lane["seed"] for lane in status["groups"][0]["aboard"]] == [0, 1, 2, 3]
+        assert [lane["seed"] for lane in status["groups"][0]["occupied"]] == [0, 1, 2, 3]
         assert status["waiting"] == [{"experiment": "e1", "trial": 0, "seed": 4, "step": 0}]
         assert status["occupancy"]["occupied"] == 4 * Lockstep.steps
 
@@ -272,7 +272,7 @@ class TestEnds:
         bench.engine.turn()
         cancel_mark(bench.folder, "e1").touch()
         assert bench.until_report(mine).outcome == "cancelled"
-        assert [lane["experiment"] for lane in bench.engine.status()["groups"][0]["aboard"]] == [
+        assert [lane["experiment"] for lane in bench.engine.status()["groups"][0]["occupied"]] == [
             "e2"
         ]
 
@@ -288,7 +288,7 @@ class TestEnds:
         assert (report.lost_by, report.outcome) == ("pause", None)
         assert Store(bench.folder).newest("e1/00000/0").step == report.step > 0
         (group,) = bench.engine.status()["groups"]
-        assert [lane["experiment"] for lane in group["aboard"]] == ["e2"]
+        assert [lane["experiment"] for lane in group["occupied"]] == ["e2"]
         mark.unlink()
         assert bench.until_report(replace(mine, attempt=2)).step == 500
 
@@ -302,7 +302,7 @@ class TestEnds:
         bench.engine.turn()
         bench.engine.ask(second, 0)
         bench.engine.turn()
-        (lane,) = bench.engine.status()["groups"][0]["aboard"]
+        (lane,) = bench.engine.status()["groups"][0]["occupied"]
         assert lane["step"] == 25
         with pytest.raises(StaleAttemptError):
             bench.engine.ask(first, 0)
@@ -315,7 +315,7 @@ class TestEnds:
             bench.engine.ask(replace(first, attempt=number), 0)
         last = bench.until_report(replace(first, attempt=4))
         assert last.step == 500
-        assert len(bench.aboard()) == 1
+        assert len(bench.in_lanes()) == 1
 
     def test_an_attempt_with_a_successor_elsewhere_ends_and_its_neighbours_go_on(self, bench):
         orders = [bench.order(n) for n in range(2)]
@@ -334,11 +334,11 @@ class TestEnds:
         while bench.clock.now <= 60:
             bench.engine.turn()
         bench.engine.turn()
-        assert not bench.aboard()
+        assert not bench.in_lanes()
         assert Store(tmp_path).newest("e1/00000/0").step == 65
         assert bench.to_the_end(order)[0][-1].outcome == "completed"  # who comes back goes on
 
-    def test_a_stopped_engine_has_committed_what_was_aboard(self, bench):
+    def test_a_stopped_engine_has_committed_what_was_in_lanes(self, bench):
         order = bench.order(0, training={"steps": 1000, "evaluate_every": 500})
         bench.engine.ask(order, 0)
         bench.engine.turn()

@@ -1,4 +1,4 @@
-"""An engine's process without Ray: who gets a seat, who loses it, and what is answered."""
+"""An engine's process without Ray: who gets a slot, who loses it, and what is answered."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import ray
 from orders import make_order
 from ray.exceptions import ActorDiedError, GetTimeoutError
 
-from eigensweep.workers.engine import actor as module
-from eigensweep.workers.engine.actor import EngineActor, NoSeatError, Seat
-from eigensweep.workers.engine.errors import EngineError
+from eigensweep.workers.lanes import actor as module
+from eigensweep.workers.lanes.actor import EngineActor, EngineSlot, NoSlotError
+from eigensweep.workers.lanes.register import EngineError
 from eigensweep.workers.shared.code import own_code
 from eigensweep.workers.shared.ledger import StaleWriteError
 from eigensweep.workers.shared.messages import EngineNeed, Order, Report
@@ -78,11 +78,11 @@ def order(number: int, attempt: int = 1, reported: int = 0) -> dict[str, Any]:
 
 def test_trials_are_taken_aboard_until_all_seats_are_taken(actor, engine):
     async def scene() -> None:
-        assert [await actor.board(order(n)) for n in range(5)] == [True] * 3 + [False] * 2
+        assert [await actor.join(order(n)) for n in range(5)] == [True] * 3 + [False] * 2
         await actor.leave(order(1))
         assert engine.left == [(1, 1)]
         assert not engine.committed  # nobody wants it any more
-        assert await actor.board(order(3))
+        assert await actor.join(order(3))
 
     asyncio.run(scene())
 
@@ -91,15 +91,15 @@ def test_trials_of_other_experiments_count_with_their_own_share(actor):
     half = make_order(number=7, experiment="e2", engine=replace(NEED, trials=2)).to_dict()
 
     async def scene() -> None:
-        assert await actor.board(half)
-        assert [await actor.board(order(n)) for n in range(2)] == [True, False]
+        assert await actor.join(half)
+        assert [await actor.join(order(n)) for n in range(2)] == [True, False]
 
     asyncio.run(scene())
 
 
 def test_each_call_gives_the_next_rung_and_a_lost_answer_is_given_again(actor, engine):
     async def scene() -> None:
-        await actor.board(order(0))
+        await actor.join(order(0))
         first = await actor.advance(order(0))
         assert await actor.advance(order(0)) == first
         assert engine.asked == [(0, 0)]
@@ -112,14 +112,14 @@ def test_each_call_gives_the_next_rung_and_a_lost_answer_is_given_again(actor, e
     asyncio.run(scene())
 
 
-def test_who_is_not_aboard_is_told_so(actor, engine):
+def test_who_has_no_slot_is_told_so(actor, engine):
     async def scene() -> None:
-        with pytest.raises(NoSeatError, match="trial 4 of e1 is not aboard"):
+        with pytest.raises(NoSlotError, match="trial 4 of e1 has no slot"):
             await actor.advance(order(4))
-        await actor.board(order(4))
-        await actor.board(order(4, attempt=2))
+        await actor.join(order(4))
+        await actor.join(order(4, attempt=2))
         assert engine.left == engine.committed == [(4, 1)]  # its successor goes on from there
-        with pytest.raises(NoSeatError):
+        with pytest.raises(NoSlotError):
             await actor.advance(order(4))
         await actor.leave(order(4))  # of an attempt that has a successor
         assert await actor.advance(order(4, attempt=2))
@@ -134,10 +134,10 @@ def test_a_trial_whose_process_is_gone_loses_its_seat(actor, engine, monkeypatch
     monkeypatch.setattr(module, "LEASE_SECONDS", 0.0)
 
     async def scene() -> None:
-        await actor.board(order(0))
+        await actor.join(order(0))
         while not engine.left:
             await asyncio.sleep(0.05)
-        with pytest.raises(NoSeatError):
+        with pytest.raises(NoSlotError):
             await actor.advance(order(0))
 
     asyncio.run(scene())
@@ -146,7 +146,7 @@ def test_a_trial_whose_process_is_gone_loses_its_seat(actor, engine, monkeypatch
 
 def test_a_disk_that_fails_is_told_as_such(actor, engine):
     async def scene() -> None:
-        await actor.board(order(0))
+        await actor.join(order(0))
         engine.answer = EngineError("the engine could not go on")
         engine.answer.__cause__ = OSError(errno.ENOSPC, "no space left")
         assert (await actor.advance(order(0)))["lost_by"] == "disk"
@@ -168,11 +168,11 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def test_it_ends_when_nobody_has_been_aboard_for_a_while(actor, monkeypatch):
+def test_it_ends_when_it_has_had_no_trial_for_a_while(actor, monkeypatch):
     monkeypatch.setattr(module, "IDLE_SECONDS", 0.0)
 
     async def scene() -> None:
-        await actor.board(order(0))
+        await actor.join(order(0))
         await actor.leave(order(0))
         await actor._watch
 
@@ -182,11 +182,11 @@ def test_it_ends_when_nobody_has_been_aboard_for_a_while(actor, monkeypatch):
 
 def test_an_engine_that_cannot_go_on_tells_its_trials_and_ends(actor, engine, monkeypatch):
     async def scene() -> None:
-        await actor.board(order(0))
+        await actor.join(order(0))
         engine.answer, engine.error = EngineError("the device is lost"), "the device is lost"
         report = await actor.advance(order(0))
         assert (report["lost"], report["lost_by"]) == ("the device is lost", "engine")
-        assert not await actor.board(order(1))
+        assert not await actor.join(order(1))
         await actor._watch
 
     with ended(monkeypatch):
@@ -199,8 +199,8 @@ def test_an_engine_that_hangs_gives_its_trials_back_and_ends(actor, engine, monk
     async def scene() -> None:
         patient = make_order(number=1, engine=NEED, stall_seconds=100.0).to_dict()
         hasty = make_order(number=0, engine=NEED, stall_seconds=5.0).to_dict()
-        assert await actor.board(patient)
-        assert await actor.board(hasty)
+        assert await actor.join(patient)
+        assert await actor.join(hasty)
         engine.answer, engine.in_turn = "nothing", 99.0
         actor._look_for_stall()
         assert await actor.advance(hasty) is None, "the other trial may well be that slow"
@@ -210,7 +210,7 @@ def test_an_engine_that_hangs_gives_its_trials_back_and_ends(actor, engine, monk
             report = await actor.advance(order)
             assert (report["lost_by"], report["outcome"]) == ("engine", None)
             assert "no lane of the engine took a step for 101 s" in report["lost"]
-        assert not await actor.board(make_order(number=2, engine=NEED).to_dict())
+        assert not await actor.join(make_order(number=2, engine=NEED).to_dict())
         await actor._watch
 
     with ended(monkeypatch):
@@ -224,18 +224,18 @@ class Remote:
         self.remote = act
 
 
-class TestSeat:
+class TestSlot:
     """A trial's side of it, with answers that a test wrote down."""
 
-    def seat(
-        self, monkeypatch: pytest.MonkeyPatch, *answers: Any, boards: tuple[Any, ...] = ()
-    ) -> tuple[Seat, list[Any]]:
-        """Return a seat, and a list of what it asks for; `boards` are its first tries to board."""
-        told, left, tries = list(answers), [], list(boards)
+    def slot(
+        self, monkeypatch: pytest.MonkeyPatch, *answers: Any, joins: tuple[Any, ...] = ()
+    ) -> tuple[EngineSlot, list[Any]]:
+        """Return a slot, and a list of what it asks for; `joins` are its first tries to join."""
+        told, left, tries = list(answers), [], list(joins)
         asked: list[int] = []
 
         class Actor:
-            board = Remote(lambda order: tries.pop(0) if tries else True)
+            join = Remote(lambda order: tries.pop(0) if tries else True)
             advance = Remote(lambda order: (asked.append(order["reported"]), told.pop(0))[1])
             leave = Remote(left.append)
 
@@ -249,32 +249,32 @@ class TestSeat:
         monkeypatch.setattr(ray, "get", get)
         monkeypatch.setattr(module, "_engines_here", lambda order: [("engine", "cpu", None)])
         monkeypatch.setattr(module, "_find_or_start", lambda *where: Actor)
-        seat = Seat(Order.from_dict(order(0)))
-        return seat, asked
+        slot = EngineSlot(Order.from_dict(order(0)))
+        return slot, asked
 
     def test_it_asks_until_there_is_an_answer_and_then_for_the_next_rung(self, monkeypatch):
         reports = [Report(5).to_dict(), Report(10).to_dict()]
-        seat, asked = self.seat(monkeypatch, None, reports[0], None, None, reports[1])
-        assert [seat.advance().step, seat.advance().step] == [5, 10]
+        slot, asked = self.slot(monkeypatch, None, reports[0], None, None, reports[1])
+        assert [slot.advance().step, slot.advance().step] == [5, 10]
         assert asked == [0, 0, 5, 5, 5]
 
     def test_it_goes_aboard_again_where_it_lost_its_seat(self, monkeypatch):
-        seat, asked = self.seat(monkeypatch, NoSeatError(), Report(5).to_dict())
-        assert seat.advance().step == 5
+        slot, asked = self.slot(monkeypatch, NoSlotError(), Report(5).to_dict())
+        assert slot.advance().step == 5
         assert asked == [0, 0]
 
     def test_the_death_of_the_engine_is_a_report(self, monkeypatch):
-        seat, _ = self.seat(monkeypatch, Report(5).to_dict(), ActorDiedError())
-        assert seat.advance().lost is None
-        lost = seat.advance()
+        slot, _ = self.slot(monkeypatch, Report(5).to_dict(), ActorDiedError())
+        assert slot.advance().lost is None
+        lost = slot.advance()
         assert (lost.step, lost.outcome) == (5, None)
         assert "the engine that trained it died" in lost.lost
 
     def test_an_engine_that_gives_no_answer_is_killed(self, monkeypatch):
         killed: list[Any] = []
         monkeypatch.setattr(ray, "kill", killed.append)
-        seat, _ = self.seat(monkeypatch, GetTimeoutError())
-        lost = seat.advance()
+        slot, _ = self.slot(monkeypatch, GetTimeoutError())
+        lost = slot.advance()
         assert (lost.lost_by, lost.outcome, len(killed)) == ("engine", None, 1)
         assert "gave no answer" in lost.lost
 
@@ -284,7 +284,7 @@ class TestSeat:
         killed: list[Any] = []
         monkeypatch.setattr(ray, "kill", killed.append)
         monkeypatch.setattr(module, "PAUSE_SECONDS", 0.0)
-        boards = GetTimeoutError(), True
-        seat, _ = self.seat(monkeypatch, Report(5).to_dict(), boards=boards)
-        report = seat.advance()
+        joins = GetTimeoutError(), True
+        slot, _ = self.slot(monkeypatch, Report(5).to_dict(), joins=joins)
+        report = slot.advance()
         assert (report.step, report.lost, len(killed)) == (5, None, 1)

@@ -18,7 +18,7 @@ from toys import to_exact
 from waiting import wait_until
 
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.workers.engine.engine import Engine
+from eigensweep.workers.lanes.engine import Engine
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.messages import Order, Report
 from eigensweep.workers.trial.attempt import Attempt

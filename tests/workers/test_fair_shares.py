@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eigensweep.workers.driver.fair_share import LOOK_SECONDS, FairShare
-from eigensweep.workers.engine.shares import Share
+from eigensweep.workers.lanes.shares import Share
 from eigensweep.workers.shared import fair_shares as module
 from eigensweep.workers.shared.fair_shares import (
     ROUNDING,

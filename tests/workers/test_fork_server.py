@@ -19,11 +19,11 @@ import pytest
 from orders import make_order
 from waiting import wait_until
 
-from eigensweep.workers.engine import fork_server, forked, trial_process
-from eigensweep.workers.engine.fork_server import FORK, LOOK, Server
-from eigensweep.workers.engine.forked import Forked, ForkedEndedError, fork
-from eigensweep.workers.engine.runner import REPORT, Runner
-from eigensweep.workers.engine.trial_process import TrialProcess
+from eigensweep.workers.processes import fork_server, forked, trial_process
+from eigensweep.workers.processes.fork_server import FORK, LOOK, Server
+from eigensweep.workers.processes.forked import Forked, ForkedEndedError, fork
+from eigensweep.workers.processes.runner import REPORT, Runner
+from eigensweep.workers.processes.trial_process import TrialProcess
 from eigensweep.workers.shared.code import own_code
 from eigensweep.workers.shared.ledger import StaleWriteError
 from eigensweep.workers.shared.messages import Order
@@ -37,7 +37,7 @@ CONFIG = {
 }
 CLIENT = """
 import json, os, sys, time
-from eigensweep.workers.engine.forked import fork
+from eigensweep.workers.processes.forked import fork
 
 made = fork(json.loads(sys.argv[1]), None, int(sys.argv[2]))
 print(made.pid, flush=True)
@@ -45,7 +45,7 @@ time.sleep(3600)
 """
 LOUD = """
 import json, sys
-from eigensweep.workers.engine import forked
+from eigensweep.workers.processes import forked
 
 made = forked.fork(json.loads(sys.argv[1]), None, int(sys.argv[2]))
 try:
@@ -56,22 +56,22 @@ except forked.ForkedEndedError as error:
 ANSWERS = """
 import os, sys
 from multiprocessing.connection import Connection
-from eigensweep.workers.engine.fork_server import answer_calls
+from eigensweep.workers.processes.fork_server import answer_calls
 
 answer_calls(Connection(int(sys.argv[1])))
 print(dict(os.environ), sys.path)
 """
 ALONE = """
 import sys
-from eigensweep.workers.engine import fork_server
+from eigensweep.workers.processes import fork_server
 
 fork_server.IDLE_SECONDS = 1.0
 fork_server.main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
 """
 ENDS = """
 import json, os, sys
-from eigensweep.workers.engine import trial_process
-from eigensweep.workers.engine.forked import ForkedEndedError
+from eigensweep.workers.processes import trial_process
+from eigensweep.workers.processes.forked import ForkedEndedError
 
 class Gone:
     def train(self):

@@ -15,8 +15,8 @@ from toys import Text, to_exact
 
 from eigensweep.models import MODELS
 from eigensweep.tasks import TASKS, mnist, speech_frames, treebank
-from eigensweep.workers.engine.group import Group, explain_alone, shape_key
-from eigensweep.workers.engine.turns import LaneError
+from eigensweep.workers.lanes.group import Group, explain_alone, shape_key
+from eigensweep.workers.lanes.turns import LaneError
 
 TRAINED = [name for name in MODELS if not name.startswith("constructed")]
 
@@ -442,11 +442,11 @@ class TestShape:
             group.join(build(config_of("tanh_rnn")))
         group.join(second)
         assert (group.free, group.trainings, group.fits(third)) == (0, [second], True)
-        with pytest.raises(ValueError, match="aboard already"):
+        with pytest.raises(ValueError, match="has a lane already"):
             group.join(second)
         with pytest.raises(ValueError, match="all 1 lanes are taken"):
             group.join(third)
-        with pytest.raises(ValueError, match="not aboard"):
+        with pytest.raises(ValueError, match="has no lane"):
             group.leave(third)
         group.close()
         with pytest.raises(ValueError, match="at least 1 lane; 0 were asked for"):

@@ -19,9 +19,9 @@ from toys import Text
 
 from eigensweep.models.recurrence.native import library
 from eigensweep.tasks import TASKS
-from eigensweep.workers.engine import graphs, scoring
-from eigensweep.workers.engine.group import Group
-from eigensweep.workers.engine.program import Program
+from eigensweep.workers.lanes import graphs, scoring
+from eigensweep.workers.lanes.group import Group
+from eigensweep.workers.lanes.program import Program
 
 
 class NoCopies(TorchDispatchMode):

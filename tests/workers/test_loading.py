@@ -18,7 +18,7 @@ with load_for_good():
     app._make_routes()
 """
 TRIAL = """
-from eigensweep.workers.engine.fork_server import load
+from eigensweep.workers.processes.fork_server import load
 from eigensweep.workers.shared.code import own_code
 assert load(own_code().digest)
 """

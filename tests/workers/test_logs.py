@@ -15,7 +15,7 @@ import pytest
 from orders import make_order
 
 from eigensweep.workers.cluster import ray_cluster
-from eigensweep.workers.engine import runner
+from eigensweep.workers.processes import runner
 from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.code import ForeignCodeError
 from eigensweep.workers.shared.messages import Code, DriverOptions, Order

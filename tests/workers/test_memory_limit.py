@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read 
 
 TRIAL = """
 import json, sys
-from eigensweep.workers.engine.runner import Runner
+from eigensweep.workers.processes.runner import Runner
 from eigensweep.workers.shared.code import own_code
 
 runner = Runner({**json.loads(sys.argv[1]), "code": own_code().to_dict()})

@@ -21,7 +21,7 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.nonce import LOOK_SECONDS, LeftNonce, find_lack
 from eigensweep.workers.driver.searcher import LIVE, Recorder
 from eigensweep.workers.driver.store_watch import StoreWatch
-from eigensweep.workers.engine.runner import LOST, REPORT, Runner
+from eigensweep.workers.processes.runner import LOST, REPORT, Runner
 from eigensweep.workers.shared import nonces
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.code import own_parts

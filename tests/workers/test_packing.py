@@ -17,7 +17,7 @@ from waiting import PATIENCE
 from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.workers.cluster.ray_cluster import RayCluster
 from eigensweep.workers.driver.capacity import look_for_room
-from eigensweep.workers.engine.shares import share_of
+from eigensweep.workers.lanes.shares import share_of
 
 pytestmark = pytest.mark.slow
 

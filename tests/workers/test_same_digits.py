@@ -25,9 +25,9 @@ from eigensweep.models import MODELS
 from eigensweep.search_spaces.single_trial import read_trial
 from eigensweep.tasks.adding import Adding
 from eigensweep.tasks.copying import Copying
-from eigensweep.workers.engine.forked import Forked, fork
-from eigensweep.workers.engine.replicates import open_attempt
-from eigensweep.workers.engine.runner import REPORT
+from eigensweep.workers.lanes.replicates import open_attempt
+from eigensweep.workers.processes.forked import Forked, fork
+from eigensweep.workers.processes.runner import REPORT
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.messages import Order
 

@@ -19,7 +19,7 @@ from eigensweep.tasks.corpus import CorpusMissingError
 from eigensweep.tasks.speech_corpora import MANIFEST
 from eigensweep.workers.driver.corpora import SharedCorpora
 from eigensweep.workers.driver.deletion import remove
-from eigensweep.workers.engine.engine import Engine
+from eigensweep.workers.lanes.engine import Engine
 from eigensweep.workers.shared import corpora
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.corpora import DamagedArchiveError

@@ -17,7 +17,7 @@ from experiments import Launched
 from sweeps import COPYING, SCORNN
 
 from eigensweep.workers.cluster.ray_cluster import RayCluster
-from eigensweep.workers.engine.actor import NAMESPACE
+from eigensweep.workers.lanes.actor import NAMESPACE
 from eigensweep.workers.shared.checkpoints import Store
 
 logger = logging.getLogger(__name__)

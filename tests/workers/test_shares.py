@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 from sweeps import spec
 
-from eigensweep.search_spaces.lanes import count_aboard
+from eigensweep.search_spaces.lanes import count_members
 from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver import experiment
-from eigensweep.workers.engine.shares import UNITS, share_of, to_units
+from eigensweep.workers.lanes.shares import UNITS, share_of, to_units
 
 
 def share(replicates=1, lanes=None, **resources):
@@ -46,7 +46,7 @@ def test_a_trial_alone_needs_all_that_it_asks_for():
 def test_the_trials_of_an_engine_fit_on_its_device_with_some_to_spare(lanes, replicates):
     found = share(replicates, lanes, cpus=1, gpus=1)
     training = max(1, lanes // replicates)
-    assert found.trials == count_aboard(lanes, replicates) > training
+    assert found.trials == count_members(lanes, replicates) > training
     assert found.trials <= training + training / 8 + 1
     for amount in found.resources.values():
         assert found.trials * in_units(amount) <= UNITS
@@ -93,13 +93,13 @@ class TestADriverOfSeveralGpus:
         return driver.share
 
     @pytest.mark.parametrize(
-        ("trials", "engines", "aboard", "lanes"),
+        ("trials", "engines", "members", "lanes"),
         [(64, 8, 8, 8), (64, 3, 22, 22), (1000, 8, 36, 32), (64, 1, 36, 32), (None, 8, 36, 32)],
     )
-    def test_gives_each_its_part_of_the_trials(self, monkeypatch, trials, engines, aboard, lanes):
+    def test_gives_each_its_part_of_the_trials(self, monkeypatch, trials, engines, members, lanes):
         share = self.choose(monkeypatch, engines, trials=trials)
-        assert (share.trials, share.engine.lanes) == (aboard, lanes)
-        assert share.resources["GPU"] == to_units(1 / aboard) / UNITS
+        assert (share.trials, share.engine.lanes) == (members, lanes)
+        assert share.resources["GPU"] == to_units(1 / members) / UNITS
 
     def test_counts_a_lane_for_each_replicate(self, monkeypatch):
         share = self.choose(monkeypatch, 4, trials=8, replicates=4)

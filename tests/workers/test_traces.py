@@ -31,9 +31,9 @@ from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Settings
 from eigensweep.workers.cluster import ray_cluster
 from eigensweep.workers.driver import experiment as driver
-from eigensweep.workers.engine import runner
-from eigensweep.workers.engine.runner import Runner
-from eigensweep.workers.engine.shares import Room
+from eigensweep.workers.lanes.shares import Capacity
+from eigensweep.workers.processes import runner
+from eigensweep.workers.processes.runner import Runner
 from eigensweep.workers.shared import traces
 from eigensweep.workers.shared.messages import DriverOptions, Order
 
@@ -69,8 +69,8 @@ class Launcher:
     def find(self, experiment: str) -> None:
         return None
 
-    def look_for_room(self, resources: Any, replicates: int) -> Room:
-        return Room(trials=1, problem=None, may_change=False)
+    def look_for_room(self, resources: Any, replicates: int) -> Capacity:
+        return Capacity(trials=1, problem=None, may_change=False)
 
     def list_nodes(self) -> list[Any]:
         return []

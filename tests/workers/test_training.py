@@ -17,7 +17,7 @@ from toys import Line, Lines, Text, TextConfig, reload, to_exact, train_toy, tri
 
 from eigensweep.models import MODELS
 from eigensweep.tasks import TASKS
-from eigensweep.workers.engine.notebook import train
+from eigensweep.workers.processes.notebook import train
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.messages import Measures, ParameterCount, ReplicateResult, Result
 from eigensweep.workers.shared.results import summarise

@@ -11,8 +11,8 @@ from ray.tune.result import STDERR_FILE, STDOUT_FILE, TRIAL_INFO
 
 from eigensweep.tasks.corpus import CorpusMissingError
 from eigensweep.workers.driver.trainable import TrialTrainable, give_order_alone
-from eigensweep.workers.engine import runner
-from eigensweep.workers.engine.runner import LOST, REPORT, Runner
+from eigensweep.workers.processes import runner
+from eigensweep.workers.processes.runner import LOST, REPORT, Runner
 from eigensweep.workers.shared.code import ForeignCodeError
 from eigensweep.workers.shared.durable_files import storage_error
 

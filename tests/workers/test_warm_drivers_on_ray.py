@@ -16,7 +16,7 @@ from waiting import wait_until
 
 from eigensweep.workers.cluster import warm_drivers
 from eigensweep.workers.cluster.ray_cluster import DriverHandle, RayCluster
-from eigensweep.workers.engine.forked import MODULE
+from eigensweep.workers.processes.forked import MODULE
 
 Launch = Callable[..., tuple[Launched, DriverHandle]]
 

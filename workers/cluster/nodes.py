@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from eigensweep.workers.engine.shares import ACCELERATOR_LABEL
+from eigensweep.workers.lanes.shares import ACCELERATOR_LABEL
 from eigensweep.workers.shared.ray_nodes import RayNode
 
 NONE: Mapping[str, float] = {}

@@ -31,7 +31,7 @@ from eigensweep.workers.cluster.crew import Crew
 from eigensweep.workers.cluster.nodes import Look, Node, read_nodes
 from eigensweep.workers.cluster.ray_folder import RayFolder
 from eigensweep.workers.cluster.warm_drivers import WarmDrivers
-from eigensweep.workers.engine.actor import NAMESPACE, PROCESS_LOST
+from eigensweep.workers.lanes.actor import NAMESPACE, PROCESS_LOST
 from eigensweep.workers.shared import logs, traces
 from eigensweep.workers.shared.code import has_changed, own_code
 from eigensweep.workers.shared.deaths import Death, explain, explain_shortage

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Final
 
 from eigensweep.search_spaces.sections import ResourcesConfig
-from eigensweep.workers.engine.shares import Room, Share, share_of
+from eigensweep.workers.lanes.shares import Capacity, Share, share_of
 from eigensweep.workers.shared.ray_nodes import RayNode, list_nodes
 
 KNOCK_SECONDS: Final = 1.0
@@ -75,7 +75,7 @@ def look_for_room(
     *,
     may_change: bool = True,
     nodes: Sequence[RayNode] | None = None,
-) -> Room:
+) -> Capacity:
     """Return how many trials with these resources run at once, or why none can.
 
     `may_change` says whether nodes come and go. `nodes` is as in `count_slots`.
@@ -84,7 +84,7 @@ def look_for_room(
     share = share_of(resources, replicates, lanes)
     slots = count_slots(share, nodes)
     problem = None if slots else explain_no_slot(share, nodes)
-    return Room(None if resources.lanes == "auto" else slots, problem, may_change)
+    return Capacity(None if resources.lanes == "auto" else slots, problem, may_change)
 
 
 def explain_no_slot(share: Share, nodes: Sequence[RayNode] | None = None) -> str:

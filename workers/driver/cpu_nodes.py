@@ -16,7 +16,7 @@ from typing import Final
 import ray
 
 from eigensweep.workers.driver.capacity import list_living_nodes
-from eigensweep.workers.engine.shares import Share
+from eigensweep.workers.lanes.shares import Share
 from eigensweep.workers.shared.ray_nodes import RayNode
 
 LOOK_SECONDS: Final = 1.0

@@ -16,8 +16,8 @@ import ray
 from ray.autoscaler.sdk import request_resources
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from eigensweep.workers.engine.actor import NAMESPACE
-from eigensweep.workers.engine.shares import NO_LABELS, Share
+from eigensweep.workers.lanes.actor import NAMESPACE
+from eigensweep.workers.lanes.shares import NO_LABELS, Share
 
 NAME: Final = "demand"
 KEPT_SECONDS: Final = 60.0

@@ -53,7 +53,7 @@ from eigensweep.workers.driver.study import Study
 from eigensweep.workers.driver.sweep import Job, Sweep
 from eigensweep.workers.driver.trial_processes import load_ahead
 from eigensweep.workers.driver.tune_loop import run_tune
-from eigensweep.workers.engine.shares import Share, share_of, spread_lanes
+from eigensweep.workers.lanes.shares import Share, share_of, spread_lanes
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.code import own_code, own_parts
 from eigensweep.workers.shared.disk_space import DiskSpace

@@ -24,7 +24,7 @@ from eigensweep.direction import Better, is_better, sign
 from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.search_spaces.brackets import Brackets
 from eigensweep.search_spaces.sections import SchedulerConfig
-from eigensweep.workers.engine.runner import LOST
+from eigensweep.workers.processes.runner import LOST
 from eigensweep.workers.shared.messages import Order, Reports
 
 MODES: dict[Better, str] = {"lower": "min", "higher": "max"}

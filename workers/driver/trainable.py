@@ -16,8 +16,8 @@ from ray.tune.execution.class_cache import ENV_VARS_TO_PROPAGATE, _ActorClassCac
 from ray.util.placement_group import NODE_ID_LABEL_KEY, PlacementGroup, placement_group
 
 from eigensweep.workers.driver.cpu_nodes import CPU_NODES
-from eigensweep.workers.engine.shares import Share
-from eigensweep.workers.engine.trial_process import TrialProcess
+from eigensweep.workers.lanes.shares import Share
+from eigensweep.workers.processes.trial_process import TrialProcess
 from eigensweep.workers.shared.messages import Order
 
 CREDENTIALS: Final = frozenset(each for each in ENV_VARS_TO_PROPAGATE if each.startswith("AWS_"))

@@ -2,7 +2,7 @@
 
 Two steps of a trial's process take time: Ray starts it, and it loads PyTorch. Ray keeps a few thin
 processes ready on request, and the node's zygote, from which trials are forked
-(`engine/fork_server.py`) has loaded PyTorch. Both are done here for the driver's own node.
+(`processes/fork_server.py`), has loaded PyTorch. Both are made ready here, on the driver's node.
 
 A process that had a task or an actor of Ray's is never given to a trial.
 """
@@ -23,7 +23,7 @@ from ray._private.grpc_utils import init_grpc_channel
 from ray._private.utils import get_runtime_env_info
 from ray.runtime_env import RuntimeEnv
 
-from eigensweep.workers.engine.forked import keep_server
+from eigensweep.workers.processes.forked import keep_server
 from eigensweep.workers.shared.code import own_code
 from eigensweep.workers.shared.ray_nodes import RayNode, list_nodes
 

@@ -27,7 +27,7 @@ from ray.tune.utils.log import set_verbosity
 from eigensweep.workers.driver.actor_events import PromptActorManager
 from eigensweep.workers.driver.searcher import LIVE, ExperimentSearch, Halt, Recorder
 from eigensweep.workers.driver.trainable import TrialProcesses, TrialTrainable
-from eigensweep.workers.engine.runner import REPORT
+from eigensweep.workers.processes.runner import REPORT
 from eigensweep.workers.shared.messages import Order, Report
 
 SETTING_UP: Final = threading.Lock()

@@ -107,7 +107,7 @@ def check_build(device: str) -> None:
     """Raise ForeignCodeError if PyTorch here was built without what a device needs.
 
     It costs no import of PyTorch, so a node that offers GPUs and has the build for CPUs is found
-    within milliseconds. Whether a device works is another question (`workers/engine/devices.py`).
+    within milliseconds. Whether a device works is another question (`workers/trial/devices.py`).
     """
     if device == "cpu" or _is_built_for_gpus():
         return

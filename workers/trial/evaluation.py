@@ -19,14 +19,14 @@ Beginning = Literal["anew", "on", "mixed"]
 
 
 @dataclass(frozen=True)
-class Piece:
+class EvaluatedBatch:
     """A batch of an evaluation, and what it begins with."""
 
     batch: Batch
     begins: Beginning
 
     @classmethod
-    def of(cls, batch: Batch) -> Piece:
+    def of(cls, batch: Batch) -> EvaluatedBatch:
         """Look at a batch on the CPU."""
         return cls(batch, find_beginning(batch.starts))
 
@@ -50,8 +50,8 @@ def evaluate(model: Model, task: Task, split: Split, device: str = "cpu") -> Met
     A metric of which nothing was scored is left out.
     """
 
-    def place(batch: Batch) -> Piece:
-        return Piece(batch.to(device), find_beginning(batch.starts))
+    def place(batch: Batch) -> EvaluatedBatch:
+        return EvaluatedBatch(batch.to(device), find_beginning(batch.starts))
 
     found = add_scores(model, task, map(place, task.evaluation(split)))
     counts = {name: int(count) for name, count in found.counts.items()}
@@ -59,7 +59,7 @@ def evaluate(model: Model, task: Task, split: Split, device: str = "cpu") -> Met
 
 
 def add_scores(
-    model: Model, task: Task, pieces: Iterable[Piece], state: State | None = None
+    model: Model, task: Task, pieces: Iterable[EvaluatedBatch], state: State | None = None
 ) -> Tally:
     """Return the sums over pieces on the model's device; the first goes on from `state`.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from eigensweep.search_spaces.trial import OptimizerConfig
 
 
-class Schedule:
+class RateSchedule:
     """The factor on all learning rates of one training; `config` is resolved."""
 
     def __init__(self, config: OptimizerConfig) -> None:

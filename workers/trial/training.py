@@ -40,7 +40,7 @@ from eigensweep.workers.shared.spectrum_files import SpectraJson
 from eigensweep.workers.trial.evaluation import carry_into, detach, evaluate, keep_finite
 from eigensweep.workers.trial.memory import keep_freed_memory
 from eigensweep.workers.trial.optimizers import Optimizers
-from eigensweep.workers.trial.schedules import Schedule
+from eigensweep.workers.trial.schedules import RateSchedule
 from eigensweep.workers.trial.selection import ReportedTests, Selection, Weights
 
 logger = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class Training:
             model = MODELS[config.model.name](config.model, config.task.shapes)
         self.model = model.to(device)
         self.optimizers = Optimizers(self.model, config.optimizer)
-        self.schedule = Schedule(config.optimizer)
+        self.schedule = RateSchedule(config.optimizer)
         self.selection = Selection(config, self.task.baselines)
         self.reported_tests = ReportedTests(config.task.metrics)
         assert config.training.steps is not None

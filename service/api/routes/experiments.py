@@ -54,8 +54,8 @@ from eigensweep.service.record.record import Record
 from eigensweep.service.record.rows import Rows
 from eigensweep.service.settings import Settings
 from eigensweep.service.webhook_rules import WebhookRefusedError, check_url
-from eigensweep.workers.engine.outlook import explain_arms_alone
-from eigensweep.workers.engine.shares import Room
+from eigensweep.workers.lanes.outlook import explain_arms_alone
+from eigensweep.workers.lanes.shares import Capacity
 from eigensweep.workers.shared.states import Action, ExperimentState
 
 router = APIRouter(tags=["experiments"], route_class=WrittenRoute)
@@ -179,7 +179,7 @@ class _Look:
     errors: list[SpecError]
     """All that is wrong with it; where there is something, the rest may be missing."""
     guesses: Mapping[str, MemoryEstimate]
-    room: Room | None
+    room: Capacity | None
     warm_start: dict[str, int] | None
 
 

@@ -1,4 +1,4 @@
-"""What an engine keeps of the trials that share it: their lanes, and the rooms where they train."""
+"""The members of an engine: its trials, the lanes of their replicates, and the groups of lanes."""
 
 from __future__ import annotations
 
@@ -6,28 +6,25 @@ from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from eigensweep.workers.engine.turns import SideBySide
+from eigensweep.workers.lanes.turns import SideBySide
 from eigensweep.workers.shared.messages import Order, Report
 from eigensweep.workers.trial.attempt import Attempt, Replicate
 
 ALONE = "alone"
-"""The room of those that cannot share: they take turns."""
-
-MOST_ALONE = 64
-"""How many of them are on the device at once."""
+"""Name of the group of those that cannot share: they take turns."""
 
 
 @dataclass(eq=False)
-class TrialAboard:
+class MemberTrial:
     """An order that an engine works off."""
 
     order: Order
     arrival: int
     asked_at: float
-    predecessor: TrialAboard | None = None
+    predecessor: MemberTrial | None = None
     """An earlier attempt that must have gone before this one is picked up from the store."""
     attempt: Attempt | None = None
-    lanes: list[LaneAboard] = field(default_factory=list)
+    lanes: list[MemberLane] = field(default_factory=list)
     lanes_of_group: int = 1
     shape: str = ""
     """Trials of one shape that ask for equally many lanes share a group, and this name."""
@@ -52,14 +49,19 @@ class TrialAboard:
     is_gone: bool = False
     """It has no lane, and nothing of it is left to be written."""
 
+    @property
+    def subject(self) -> tuple[str, int]:
+        """Experiment and number, for log lines."""
+        return self.order.experiment, self.order.number
+
 
 @dataclass(eq=False)
-class LaneAboard:
-    """A replicate, in a lane or waiting for one."""
+class MemberLane:
+    """A replicate, in a lane of a group or waiting for one."""
 
-    trial: TrialAboard
+    trial: MemberTrial
     replicate: Replicate
-    room: Room | None = None
+    group: ScheduledGroup | None = None
     writing: Future[None] | None = None
     """The last of its commits that is being written."""
     is_lost: bool = False
@@ -75,6 +77,11 @@ class LaneAboard:
     def is_writing(self) -> bool:
         return self.writing is not None and not self.writing.done()
 
+    def wait(self) -> None:
+        """Wait until its last commit is written, or has failed."""
+        if self.writing is not None:
+            self.writing.exception()
+
     def describe(self) -> dict[str, object]:
         order, training = self.trial.order, self.replicate.training
         return {
@@ -86,12 +93,12 @@ class LaneAboard:
 
 
 @dataclass(eq=False)
-class Room:
-    """A group, who is in it, and how much of the device it has had."""
+class ScheduledGroup:
+    """A group of lanes, who has one, and how much of the device it has had."""
 
     name: str
-    group: SideBySide
-    aboard: list[LaneAboard] = field(default_factory=list)
+    trainer: SideBySide
+    occupied: list[MemberLane] = field(default_factory=list)
     used: float = 0.0
     """Seconds of the device by occupied lane: the group with the least trains next."""
     has_trained: bool = False
@@ -102,7 +109,7 @@ class Probe:
     """The search for the trial that makes a group fail."""
 
     error: Exception
-    trials: list[TrialAboard] = field(default_factory=list)
+    trials: list[MemberTrial] = field(default_factory=list)
     """Those that have not come far enough alone."""
     is_explained: bool = False
     """Whether one of them has failed alone."""

@@ -17,13 +17,13 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-from eigensweep.workers.engine.fork_server import FORK, LOOK, STALE, user_of
+from eigensweep.workers.processes.fork_server import FORK, LOOK, STALE, user_of
 from eigensweep.workers.shared.ledger import StaleWriteError
 from eigensweep.workers.shared.messages import Order
 
 logger = logging.getLogger(__name__)
 
-MODULE: Final = "eigensweep.workers.engine.fork_server"
+MODULE: Final = "eigensweep.workers.processes.fork_server"
 TRIES: Final = 3
 """How often a server is looked for, or started, that ends before it has forked."""
 LOADING_SECONDS: Final = 300.0

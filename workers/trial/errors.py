@@ -34,10 +34,6 @@ DEVICE_LOST = (
 """The last ones are files that PyTorch names where it finds its own state inconsistent."""
 
 
-class EngineError(RuntimeError):
-    """The engine or the machine could not go on. No trial's fault: each goes on elsewhere."""
-
-
 def is_out_of_memory(error: BaseException) -> bool:
     """Tell whether the device, or the machine, had no memory left."""
     return any(

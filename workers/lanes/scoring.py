@@ -23,9 +23,9 @@ from torch import Tensor
 from eigensweep.models.base import Model, State
 from eigensweep.models.stack import Stack
 from eigensweep.tasks.base import Batch, Split, Task
-from eigensweep.workers.engine import graphs
+from eigensweep.workers.lanes import graphs
 from eigensweep.workers.shared.messages import Metrics
-from eigensweep.workers.trial.evaluation import Piece, add_scores
+from eigensweep.workers.trial.evaluation import EvaluatedBatch, add_scores
 
 SEGMENT_STEPS = 4_096
 """Time steps of a segment, unless one batch has more. The recurrent matrix is computed once in
@@ -43,7 +43,7 @@ PARTS = ("x", "y", "mask", "starts", "rows")
 Tensors = Callable[[], tuple[dict[str, Tensor], dict[str, Tensor]]]
 """Returns parameters and buffers of all lanes. They lie in the same memory at every call."""
 
-Segment = tuple[Piece, ...]
+Segment = tuple[EvaluatedBatch, ...]
 
 
 @dataclass(frozen=True)
@@ -218,10 +218,10 @@ class Scorer:
 
 def _cut(batches: Iterable[Batch]) -> Iterator[Segment]:
     """Cut batches into segments; the first one begins anew, as does every one that says so."""
-    segment: list[Piece] = []
+    segment: list[EvaluatedBatch] = []
     steps = 0
     for number, batch in enumerate(batches):
-        piece = Piece.of(batch)
+        piece = EvaluatedBatch.of(batch)
         if segment and steps + batch.x.shape[0] > SEGMENT_STEPS:
             yield tuple(segment)
             segment, steps = [], 0

@@ -4,7 +4,7 @@ It is thin: it loads neither torch nor MLflow, and nothing of Ray Tune, whose im
 1.5 s of a processor and 66 MB. Who trains is one of three:
 
 - a process that is forked for it from one that has loaded PyTorch (`fork_server`), as a rule;
-- an engine, in which the trial has a seat (`actor`);
+- an engine, in which the trial has a slot (`actor`);
 - this process, where nothing is forked: with a GPU, on which that could not be tried yet, elsewhere
   than on Linux, or where no process to fork from comes up.
 
@@ -23,14 +23,14 @@ from typing import TypeVar
 
 import ray
 
-from eigensweep.workers.engine.actor import Seat, find_node
-from eigensweep.workers.engine.devices import see_only
-from eigensweep.workers.engine.forked import Forked, ForkedEndedError, fork
-from eigensweep.workers.engine.runner import Runner
+from eigensweep.workers.lanes.actor import EngineSlot, find_node
+from eigensweep.workers.processes.forked import Forked, ForkedEndedError, fork
+from eigensweep.workers.processes.runner import Runner
 from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.code import ForeignCodeError, check_code
 from eigensweep.workers.shared.loading import load_for_good
 from eigensweep.workers.shared.messages import Order
+from eigensweep.workers.trial.devices import see_only
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class TrialProcess:
                 with suppress(ForeignCodeError, ImportError), load_for_good():
                     check_code(order.code)
                     import_module("eigensweep.workers.trial.attempt")
-        self._runner = forked or Runner(config, device, node_id, Seat)
+        self._runner = forked or Runner(config, device, node_id, EngineSlot)
 
     def train_next(self, config: Mapping[str, object]) -> dict[str, object]:
         """Take another trial, and return its first report, in one call of the driver's."""

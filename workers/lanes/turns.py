@@ -32,14 +32,14 @@ class SideBySide(Protocol):
 
     @property
     def trainings(self) -> list[Training]:
-        """Those aboard."""
+        """Those that have joined."""
 
     @property
     def free(self) -> int:
         """How many more may join."""
 
     def join(self, training: Training) -> None:
-        """Take a training aboard.
+        """Give a training a lane.
 
         Raises:
             ValueError: if no lane is free, or the training does not fit the others.

@@ -9,8 +9,8 @@ import time
 import torch
 
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.workers.engine.program import LONGEST_SEGMENT, Program
-from eigensweep.workers.engine.turns import LaneError
+from eigensweep.workers.lanes.program import LONGEST_SEGMENT, Program
+from eigensweep.workers.lanes.turns import LaneError
 from eigensweep.workers.trial.evaluation import keep_finite
 from eigensweep.workers.trial.training import Evaluation, Training
 
@@ -25,7 +25,7 @@ class Group:
     def __init__(
         self, like: Training, lanes: int, *, capture: bool = True, static: bool | None = None
     ) -> None:
-        """Make room for `lanes` trainings of the shape of `like`, which is not aboard yet.
+        """Make room for `lanes` trainings of the shape of `like`, which has not joined yet.
 
         `capture` and `static` are those of `Program`.
 
@@ -37,18 +37,18 @@ class Group:
         self.lanes = lanes
         self._key, self._device = shape_key(like.config), like.device
         self._program = Program(like, lanes, capture=capture, static=static)
-        self._aboard: dict[int, Training] = {}
+        self._joined: dict[int, Training] = {}
         self._seconds_a_step = 0.0
 
     @property
     def trainings(self) -> list[Training]:
-        """Those aboard, by lane."""
-        return [self._aboard[lane] for lane in sorted(self._aboard)]
+        """Those that have joined, by lane."""
+        return [self._joined[lane] for lane in sorted(self._joined)]
 
     @property
     def free(self) -> int:
         """Number of empty lanes."""
-        return self.lanes - len(self._aboard)
+        return self.lanes - len(self._joined)
 
     @property
     def is_captured(self) -> bool:
@@ -68,10 +68,10 @@ class Group:
         """Take a training into an empty lane. It leaves by `leave`, and is not run meanwhile.
 
         Raises:
-            ValueError: if no lane is empty, or it is of another shape or device, or aboard already.
+            ValueError: if no lane is empty, or it is of another shape or device, or has joined.
         """
-        if training in self._aboard.values():
-            raise ValueError("this training is aboard already")
+        if training in self._joined.values():
+            raise ValueError("this training has a lane already")
         if not self.fits(training):
             raise ValueError(
                 f"this group trains {self._key} on {self._device}; the training is of "
@@ -79,9 +79,9 @@ class Group:
             )
         if not self.free:
             raise ValueError(f"all {self.lanes} lanes are taken; one that leaves makes room")
-        lane = next(lane for lane in range(self.lanes) if lane not in self._aboard)
+        lane = next(lane for lane in range(self.lanes) if lane not in self._joined)
         self._program.load(lane, training)
-        self._aboard[lane] = training
+        self._joined[lane] = training
 
     def advance(self, seconds: float) -> None:
         """Train all lanes side by side, and keep their books.
@@ -94,7 +94,7 @@ class Group:
             LaneError: if a training's batch could not be drawn. The others can go on without it.
         """
         torch.set_flush_denormal(True)
-        began, aboard = time.perf_counter(), self.trainings
+        began, trainings = time.perf_counter(), self.trainings
         rest = seconds
         while self._running() and not self._evaluate_due():
             self._run_segment(rest)
@@ -103,8 +103,8 @@ class Group:
                 self._evaluate_due()
                 break
         spent = time.perf_counter() - began
-        for training in aboard:
-            training.add_seconds(spent / len(aboard))
+        for training in trainings:
+            training.add_seconds(spent / len(trainings))
 
     def update(self, training: Training) -> None:
         """Copy a lane's tensors back, so that the training's `state_dict` is current."""
@@ -115,22 +115,22 @@ class Group:
         lane = self._lane_of(training)
         self._program.store(lane, training)
         self._program.unload(lane)
-        del self._aboard[lane]
+        del self._joined[lane]
 
     def close(self) -> None:
         """End the group's threads and let go of its tensors; it is of no use afterwards."""
-        self._aboard.clear()
+        self._joined.clear()
         self._program.close()
         del self._program
 
     def _running(self) -> dict[int, Training]:
-        return {lane: t for lane, t in self._aboard.items() if not t.is_finished}
+        return {lane: t for lane, t in self._joined.items() if not t.is_finished}
 
     def _lane_of(self, training: Training) -> int:
-        for lane, known in self._aboard.items():
+        for lane, known in self._joined.items():
             if known is training:
                 return lane
-        raise ValueError("this training is not aboard")
+        raise ValueError("this training has no lane")
 
     def _run_segment(self, seconds: float) -> None:
         """Run to the next evaluation or end of any lane, or as far as `seconds` seem to reach."""
@@ -160,7 +160,7 @@ class Group:
 
     def _evaluate_due(self) -> bool:
         """Evaluate the lanes whose turn it is; return whether there were any."""
-        due = {lane: t for lane, t in self._aboard.items() if t.evaluation_due}
+        due = {lane: t for lane, t in self._joined.items() if t.evaluation_due}
         if due:
             valid, constraint = self._program.score("valid", due), self._program.report_constraint()
             tested = {lane for lane, t in due.items() if t.tests_each_evaluation}
@@ -177,7 +177,7 @@ class Group:
                         spectra=training.spectra(),
                     )
                 )
-        finished = {lane: t for lane, t in self._aboard.items() if t.test_due}
+        finished = {lane: t for lane, t in self._joined.items() if t.test_due}
         if finished:
             bests = {lane: t.selection.best for lane, t in finished.items()}
             weights = {lane: best.weights for lane, best in bests.items() if best is not None}

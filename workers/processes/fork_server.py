@@ -4,10 +4,10 @@ To load PyTorch takes three seconds of a processor and 240 MB. A forked process 
 milliseconds, and shares the memory of what was loaded. One such process serves one Ray node, code
 and environment; the first trial starts it, and `forked` is the other side. Linux only.
 
-`python -m eigensweep.workers.engine.fork_server NAME RAYLET DIGEST` listens on an abstract socket
-of that name, which vanishes with the process and belongs to at most one. It says no to other users.
-Nothing of Ray is loaded here, and nothing that starts threads: a fork copies only the thread that
-forks.
+`python -m eigensweep.workers.processes.fork_server NAME RAYLET DIGEST` listens on an abstract
+socket of that name, which vanishes with the process and belongs to at most one. It says no to other
+users. Nothing of Ray is loaded here, and nothing that starts threads: a fork copies only the thread
+that forks.
 
 Each connection is for one forked process, and is its lifeline: when the trial's process is gone,
 for whatever reason, the kernel closes the connection, and the forked process is killed. When this
@@ -85,9 +85,9 @@ def load(digest: str) -> bool:
     with load_for_good():
         if own_code().digest != digest:
             return False
-        import eigensweep.workers.engine.errors
-        import eigensweep.workers.engine.replicates
-        import eigensweep.workers.engine.runner  # noqa: F401
+        import eigensweep.workers.lanes.replicates
+        import eigensweep.workers.processes.runner
+        import eigensweep.workers.trial.errors  # noqa: F401
     return True
 
 
@@ -233,7 +233,7 @@ class MethodCall(TypedDict):
 
 def answer_calls(calls: Connection) -> None:
     """Train what the trial's process says, call by call, until it says no more."""
-    from eigensweep.workers.engine.runner import Runner
+    from eigensweep.workers.processes.runner import Runner
     from eigensweep.workers.shared.ledger import StaleWriteError
 
     begin: Begin = json.loads(calls.recv_bytes())

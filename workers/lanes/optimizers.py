@@ -33,7 +33,7 @@ Memory = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Settings:
+class PerLane:
     """The settings of each lane for a step, (M, 1) each."""
 
     steps: Tensor
@@ -44,14 +44,14 @@ class Settings:
     momentum: Tensor
 
 
-Rule = Callable[[Tensor, Tensor, Memory, Tensor, Settings], tuple[Tensor, Memory]]
+Rule = Callable[[Tensor, Tensor, Memory, Tensor, PerLane], tuple[Tensor, Memory]]
 """Takes parameters p, gradient g, memory, rates (M, 1) and settings; returns the next p and memory.
 
 Nothing is changed in place: the caller keeps what was there in lanes that are not updated.
 """
 
 
-def adam(p: Tensor, g: Tensor, memory: Memory, lr: Tensor, s: Settings) -> tuple[Tensor, Memory]:
+def adam(p: Tensor, g: Tensor, memory: Memory, lr: Tensor, s: PerLane) -> tuple[Tensor, Memory]:
     """Take a step as `torch.optim.Adam` does."""
     m = torch.lerp(memory["exp_avg"], g, (1 - s.beta1).to(p.dtype))
     v = s.beta2.to(p.dtype) * memory["exp_avg_sq"] + (1 - s.beta2).to(p.dtype) * g * g
@@ -61,7 +61,7 @@ def adam(p: Tensor, g: Tensor, memory: Memory, lr: Tensor, s: Settings) -> tuple
     return p, {"exp_avg": m, "exp_avg_sq": v}
 
 
-def rmsprop(p: Tensor, g: Tensor, memory: Memory, lr: Tensor, s: Settings) -> tuple[Tensor, Memory]:
+def rmsprop(p: Tensor, g: Tensor, memory: Memory, lr: Tensor, s: PerLane) -> tuple[Tensor, Memory]:
     """Take a step as `torch.optim.RMSprop` does; a momentum of 0 is none."""
     alpha, rest = s.alpha.to(p.dtype), (1 - s.alpha).to(p.dtype)
     v = alpha * memory["square_avg"] + rest * g * g
@@ -69,9 +69,7 @@ def rmsprop(p: Tensor, g: Tensor, memory: Memory, lr: Tensor, s: Settings) -> tu
     return p - lr.to(p.dtype) * u, {"square_avg": v, "momentum_buffer": u}
 
 
-def adam_tf1(
-    p: Tensor, g: Tensor, memory: Memory, lr: Tensor, s: Settings
-) -> tuple[Tensor, Memory]:
+def adam_tf1(p: Tensor, g: Tensor, memory: Memory, lr: Tensor, s: PerLane) -> tuple[Tensor, Memory]:
     """Take a step as `AdamTF1` does."""
     m = torch.lerp(memory["m"], g, (1 - s.beta1).to(p.dtype))
     v = s.beta2.to(p.dtype) * memory["v"] + (1 - s.beta2).to(p.dtype) * g * g
@@ -80,7 +78,7 @@ def adam_tf1(
 
 
 def rmsprop_tf1(
-    p: Tensor, g: Tensor, memory: Memory, lr: Tensor, s: Settings, eps: float = EPSILON
+    p: Tensor, g: Tensor, memory: Memory, lr: Tensor, s: PerLane, eps: float = EPSILON
 ) -> tuple[Tensor, Memory]:
     """Take a step as `RMSpropFrom` does; a momentum of 0 is none."""
     alpha, rest = s.alpha.to(p.dtype), (1 - s.alpha).to(p.dtype)
@@ -89,14 +87,14 @@ def rmsprop_tf1(
     return p - u, {"v": v, "u": u}
 
 
-def adagrad(p: Tensor, g: Tensor, memory: Memory, lr: Tensor, s: Settings) -> tuple[Tensor, Memory]:
+def adagrad(p: Tensor, g: Tensor, memory: Memory, lr: Tensor, s: PerLane) -> tuple[Tensor, Memory]:
     """Take a step as `torch.optim.Adagrad` does."""
     total = memory["sum"] + g * g
     return p - lr.to(p.dtype) * g / (total.sqrt() + 1e-10), {"sum": total}
 
 
 def adagrad_tf1(
-    p: Tensor, g: Tensor, memory: Memory, lr: Tensor, s: Settings
+    p: Tensor, g: Tensor, memory: Memory, lr: Tensor, s: PerLane
 ) -> tuple[Tensor, Memory]:
     """Take a step as TensorFlow 1's Adagrad does: without an epsilon."""
     total = memory["sum"] + g * g
@@ -134,7 +132,7 @@ KINDS: dict[str, Kind] = {
 
 
 @dataclass(frozen=True)
-class Part:
+class GroupColumns:
     """Parameters of one group in all lanes: columns of the tensor (M, P)."""
 
     group: UpdatedGroup
@@ -217,7 +215,7 @@ class LaneOptimizers:
             if group.kind in self._rules:
                 pieces.append(self._rules[group.kind].step(own_p, own_g, rate, flag))
                 continue
-            settings = Settings(steps=self._steps[part.is_rare] + 1, **self._settings)
+            settings = PerLane(steps=self._steps[part.is_rare] + 1, **self._settings)
             columns = self._within_kind(part)
             memory = {n: known[:, columns] for n, known in self._memories[group.kind].items()}
             moved, found = KINDS[group.kind].rule(own_p, own_g, memory, rate, settings)
@@ -277,10 +275,10 @@ class LaneOptimizers:
     def _kinds(self) -> list[str]:
         return list(dict.fromkeys(part.group.kind for part in self.parts))
 
-    def _parts_of(self, kind: str) -> list[Part]:
+    def _parts_of(self, kind: str) -> list[GroupColumns]:
         return [part for part in self.parts if part.group.kind == kind]
 
-    def _within_kind(self, part: Part) -> slice:
+    def _within_kind(self, part: GroupColumns) -> slice:
         first = self._parts_of(part.group.kind)[0].columns.start
         return slice(part.columns.start - first, part.columns.stop - first)
 
@@ -293,7 +291,7 @@ class LaneOptimizers:
                 at += param.numel()
 
 
-def _lay_out(like: Optimizers, rare: Collection[int]) -> list[Part]:
+def _lay_out(like: Optimizers, rare: Collection[int]) -> list[GroupColumns]:
     """Return the parts in the order of their columns: those of one kind side by side."""
     parts, at = [], 0
     for kind in dict.fromkeys(group.kind for group in like.groups):
@@ -305,7 +303,7 @@ def _lay_out(like: Optimizers, rare: Collection[int]) -> list[Part]:
                 if params:
                     width = sum(p.numel() for p in params)
                     own = [numbers[id(p)] for p in params]
-                    parts.append(Part(group, slice(at, at + width), own, params, is_rare))
+                    parts.append(GroupColumns(group, slice(at, at + width), own, params, is_rare))
                     at += width
     return parts
 
@@ -319,7 +317,7 @@ class _LaneRule:
 
     def __init__(
         self,
-        part: Part,
+        part: GroupColumns,
         lanes: int,
         dtype: torch.dtype,
         device: torch.device,

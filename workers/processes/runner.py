@@ -1,7 +1,7 @@
 """Trains one trial after another in one process, rung by rung, and returns reports. No Ray here.
 
 A trial arrives as a plain dict, an `Order`. Importing this loads neither torch nor MLflow: that
-takes seconds, and a process whose trials have seats in an engine never needs it.
+takes seconds, and a process whose trials have slots in an engine never needs it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from eigensweep.workers.engine.devices import DeviceError, find_crowding, try_out
 from eigensweep.workers.shared import logs, nonces, traces
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.code import ForeignCodeError, check_build, check_code
@@ -23,6 +22,7 @@ from eigensweep.workers.shared.durable_files import disk_failure
 from eigensweep.workers.shared.ledger import StaleWriteError
 from eigensweep.workers.shared.messages import Order, Place, Report
 from eigensweep.workers.trial import memory_limit
+from eigensweep.workers.trial.devices import DeviceError, find_crowding, try_out
 from eigensweep.workers.trial.memory_limit import MemoryWatch
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ LOST = "lost"
 """Key beside it: whether the attempt was lost through no fault of the trial, which comes again."""
 
 
-class Seat(Protocol):
-    """A trial's place in an engine, which trains it elsewhere."""
+class Slot(Protocol):
+    """A trial's slot in an engine, which trains it elsewhere."""
 
     @property
     def reached_step(self) -> int:
@@ -47,7 +47,7 @@ class Seat(Protocol):
         """Wait for the next rung, and return its report."""
 
     def leave(self) -> None:
-        """Give the place up."""
+        """Give the slot back."""
 
 
 class Runner:
@@ -61,16 +61,16 @@ class Runner:
         config: Mapping[str, object],
         device: str = "cpu",
         node_id: str | None = None,
-        take_seat: Callable[[Order], Seat] | None = None,
+        take_slot: Callable[[Order], Slot] | None = None,
     ) -> None:
         """Take an order as plain data, `cpu` or `cuda:ID`, and Ray's id of this node.
 
-        Of the GPUs this process sees the one with that id alone. `take_seat` finds a place in an
+        Of the GPUs this process sees the one with that id alone. `take_slot` finds a slot in an
         engine for a trial that asks for one.
         """
         self.config = config
         """The order, as plain data."""
-        self.attempt: Attempt | Seat | None = None
+        self.attempt: Attempt | Slot | None = None
         self.span: traces.OpenSpan | None = None
         """Of the attempt."""
         self.memory: MemoryWatch | None = None
@@ -78,7 +78,7 @@ class Runner:
         self._place = Place(platform.node(), os.getpid(), device, node_id=node_id)
         self._device = device.partition(":")[0]
         """As PyTorch names it."""
-        self._take_seat = take_seat
+        self._take_slot = take_slot
         self._leave: Callable[[], None] | None = None
 
     def train_next(self, config: Mapping[str, object]) -> dict[str, object]:
@@ -141,15 +141,15 @@ class Runner:
         told = {"done": done, LOST: lost, "step": report.step}
         return {REPORT: json.dumps(report.to_dict()), **told, **report.metrics}
 
-    def _open(self, order: Order) -> Attempt | Seat:
+    def _open(self, order: Order) -> Attempt | Slot:
         """Return what trains an order's trial rung by rung: this process, or an engine."""
         check_order(order)
         check_build(self._device)
-        if order.engine is None or self._take_seat is None:
+        if order.engine is None or self._take_slot is None:
             return open_attempt(order, self._device)
-        seat = self._take_seat(order)
-        self._leave = seat.leave
-        return seat
+        slot = self._take_slot(order)
+        self._leave = slot.leave
+        return slot
 
     @property
     def _has_used_device(self) -> bool:
@@ -205,7 +205,7 @@ def open_attempt(order: Order, device: str) -> Attempt:
         DeviceError: if the device cannot be used.
         StaleAttemptError: if a later attempt has begun.
     """
-    from eigensweep.workers.engine import replicates
+    from eigensweep.workers.lanes import replicates
     from eigensweep.workers.trial.memory import limit_device
 
     try_out(device)
@@ -227,14 +227,14 @@ def describe_failure(error: Exception) -> str:
 
 def is_of_memory(error: Exception) -> bool:
     """Tell whether the device, or the machine, had no memory left."""
-    from eigensweep.workers.engine.errors import is_out_of_memory
+    from eigensweep.workers.trial.errors import is_out_of_memory
 
     return is_out_of_memory(error)
 
 
 def is_of_the_device(error: Exception) -> bool:
     """Tell whether nothing works on the device any more until another process begins."""
-    from eigensweep.workers.engine import errors
+    from eigensweep.workers.trial import errors
 
     return errors.is_of_the_device(error)
 

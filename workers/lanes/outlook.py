@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from eigensweep.search_spaces.memory import list_extremes
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.workers.engine.group import explain_alone
+from eigensweep.workers.lanes.group import explain_alone
 
 
 def explain_arms_alone(spec: ExperimentSpec) -> dict[str, str]:

@@ -19,7 +19,7 @@ from eigensweep.models.base import Model
 from eigensweep.results import figures
 from eigensweep.search_spaces.single_trial import read_trial
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.workers.engine.replicates import gains_by_lanes
+from eigensweep.workers.lanes.replicates import gains_by_lanes
 from eigensweep.workers.shared import spectrum_files
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.curves import CurvePoint
@@ -254,7 +254,7 @@ class _Replicate:
 
 def _train_side_by_side(replicates: Sequence[_Replicate]) -> None:
     """Train all replicates to the end, as lanes of one group."""
-    from eigensweep.workers.engine.group import Group  # loads what most configs never need
+    from eigensweep.workers.lanes.group import Group  # loads what most configs never need
 
     behind = [each for each in replicates if not each.training.is_finished]
     if behind:

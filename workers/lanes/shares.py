@@ -1,4 +1,4 @@
-"""How trials share an engine, in numbers: how many are aboard, and what each asks Ray for."""
+"""How trials share an engine, in numbers: how many are members, and what each asks Ray for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from eigensweep.search_spaces.lanes import count_aboard
+from eigensweep.search_spaces.lanes import count_members
 from eigensweep.workers.shared.messages import EngineNeed
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Room:
-    """The room that the nodes of now have for the trials of a spec."""
+class Capacity:
+    """What the nodes of now hold of the trials of a spec."""
 
     trials: int | None
     """How many run at once; None where `lanes: auto` has to be measured first."""
@@ -78,13 +78,13 @@ class Room:
     """Whether nodes come and go, so that a problem may go, too."""
 
 
-def spread_lanes(lanes: int, replicates: int, aboard: int) -> int:
-    """Return how many lanes an engine gets that will have so many trials aboard at most.
+def spread_lanes(lanes: int, replicates: int, members: int) -> int:
+    """Return how many lanes an engine gets that will have so many trials at most.
 
-    >>> spread_lanes(32, 1, aboard=8), spread_lanes(4, 2, aboard=8)
+    >>> spread_lanes(32, 1, members=8), spread_lanes(4, 2, members=8)
     (8, 4)
     """
-    return min(lanes, max(1, aboard * replicates))
+    return min(lanes, max(1, members * replicates))
 
 
 def share_of(
@@ -92,7 +92,7 @@ def share_of(
 ) -> Share:
     """Return what one trial asks for; `lanes` is the number where the spec says `auto`.
 
-    `most` is how many trials an engine takes aboard at most; None: those that train, and spare
+    `most` is how many trials an engine takes at most; None: those that train, and spare
     ones. Ray fills one GPU before it begins with the next.
     """
     whole = {"CPU": resources.cpus, "GPU": resources.gpus, "memory": resources.memory or 0}
@@ -101,7 +101,7 @@ def share_of(
     if lanes is None:
         alone = {kind: to_units(amount) / UNITS for kind, amount in whole.items()}
         return Share(alone, labels=labels)
-    trials = count_aboard(lanes, replicates)
+    trials = count_members(lanes, replicates)
     trials = trials if most is None else max(1, min(trials, most))
     part = {kind: max(1, to_units(amount) // trials) / UNITS for kind, amount in whole.items()}
     if "memory" in part:

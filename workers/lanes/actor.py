@@ -1,9 +1,9 @@
-"""An engine as a process that Ray starts, and a trial's seat in it.
+"""An engine as a process that Ray starts, and a trial's slot in it.
 
 The trials of one device share its engine, whatever experiment they are of. The engine has a name
 made of node and device, so the first trial there starts it and the others find it. It outlives them
 all, takes no part in Ray's accounts (the trials' shares are the account), and ends by itself when
-nobody has been aboard for a while.
+it has had no trial for a while.
 
 Importing this loads neither torch nor MLflow.
 """
@@ -24,16 +24,16 @@ import ray
 import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from eigensweep.workers.engine.devices import DeviceError, see_only, try_out
 from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.code import check_code
 from eigensweep.workers.shared.logs import LogFormat
 from eigensweep.workers.shared.messages import Code, EngineNeed, LostBy, Order, Place, Report
 from eigensweep.workers.shared.patience import START_SECONDS, patience_with
 from eigensweep.workers.shared.ray_nodes import list_nodes
+from eigensweep.workers.trial.devices import DeviceError, see_only, try_out
 
 if TYPE_CHECKING:
-    from eigensweep.workers.engine.engine import Engine
+    from eigensweep.workers.lanes.engine import Engine
 
 logger = logging.getLogger(__name__)
 
@@ -49,19 +49,19 @@ ANSWER_SECONDS = 5.0
 """A trial that waits for its rung is answered at least this often, and asks again."""
 
 LEASE_SECONDS = 30.0
-"""A trial that has not asked for so long is put off the engine: its process is gone."""
+"""A trial that has not asked for so long loses its slot: its process is gone."""
 
 IDLE_SECONDS = 60.0
-"""An engine with nobody aboard ends after this time."""
+"""An engine without a trial ends after this time."""
 
 MOST_CALLS = 2_000
-"""Calls that an engine takes at once: several for each trial aboard."""
+"""Calls that an engine takes at once: several for each trial."""
 
-BOARDING_TRIES = 5
+JOIN_TRIES = 5
 """How often a trial looks for an engine again when the one that it found ends."""
 
 PAUSE_SECONDS = 0.5
-"""Pause between two looks for an engine with a free seat."""
+"""Pause between two looks for an engine with a free slot."""
 
 UNANSWERED_SECONDS = 120.0
 """Patience, at least, of a trial whose engine gives no answer at all."""
@@ -70,13 +70,13 @@ Key = tuple[str, int]
 """Experiment and number of a trial."""
 
 
-class NoSeatError(LookupError):
-    """A trial asked an engine that it is not aboard of: it was away for longer than its lease."""
+class NoSlotError(LookupError):
+    """A trial asked an engine in which it has no slot: it was away for longer than its lease."""
 
 
 @dataclass
-class _Seat:
-    """A trial that is aboard."""
+class _HeldSlot:
+    """A trial that has a slot."""
 
     order: Order
     asked_at: float = field(default_factory=time.monotonic)
@@ -112,7 +112,7 @@ class EngineActor:
         self._place = Place(platform.node(), os.getpid(), device, node_id=find_node())
         self._engine: Engine | None = None
         self._opening = asyncio.Lock()
-        self._seats: dict[Key, _Seat] = {}
+        self._slots: dict[Key, _HeldSlot] = {}
         self._threads = ThreadPoolExecutor(MOST_CALLS, thread_name_prefix="trial")
         self._empty_since = time.monotonic()
         self._is_broken = False
@@ -120,8 +120,8 @@ class EngineActor:
         """Why the engine ends because it hangs; None: it does not."""
         self._watch: asyncio.Task[None] | None = None
 
-    async def board(self, order: dict[str, object]) -> bool:
-        """Take a trial aboard; False if all seats are taken, or this process is about to end.
+    async def join(self, order: dict[str, object]) -> bool:
+        """Give a trial a slot; False if all are taken, or this process is about to end.
 
         Raises:
             ForeignCodeError: if this process would run other code than the trial's driver.
@@ -137,43 +137,43 @@ class EngineActor:
                 except DeviceError:
                     self._is_broken = True  # in another process it may work again
                     raise
-        earlier = self._seats.pop(_key(wanted), None)
+        earlier = self._slots.pop(_key(wanted), None)
         if earlier is not None:  # its process was lost, or its driver
             self._engine.leave(earlier.order, commit=True)
-        seat = _Seat(wanted)
-        taken = sum(each.weight for each in self._seats.values())
-        if self._is_broken or taken + seat.weight > 1 + 1e-9:
+        slot = _HeldSlot(wanted)
+        taken = sum(each.weight for each in self._slots.values())
+        if self._is_broken or taken + slot.weight > 1 + 1e-9:
             return False
-        self._seats[_key(wanted)] = seat
+        self._slots[_key(wanted)] = slot
         return True
 
     async def advance(self, order: dict[str, object]) -> dict[str, object] | None:
         """Return the report of the trial's next rung, None if it is not there yet: ask again.
 
         Raises:
-            NoSeatError: if the trial is not aboard.
+            NoSlotError: if the trial has no slot.
             StaleAttemptError: if the trial has a later attempt.
         """
         asked = Order.from_dict(order)
-        seat = self._seats.get(_key(asked))
-        if seat is None or seat.order.attempt != asked.attempt:
-            raise NoSeatError(f"trial {asked.number} of {asked.experiment} is not aboard")
-        seat.asked_at = time.monotonic()
-        async with seat.asking:
-            if seat.last is None or asked.reported >= seat.last["step"]:
+        slot = self._slots.get(_key(asked))
+        if slot is None or slot.order.attempt != asked.attempt:
+            raise NoSlotError(f"trial {asked.number} of {asked.experiment} has no slot here")
+        slot.asked_at = time.monotonic()
+        async with slot.asking:
+            if slot.last is None or asked.reported >= slot.last["step"]:
                 report = await self._ask(asked)
                 if report is None:
                     return None
                 lanes = None if asked.engine is None else asked.engine.lanes
-                seat.last = replace(report, place=replace(self._place, lanes=lanes)).to_dict()
-            return seat.last
+                slot.last = replace(report, place=replace(self._place, lanes=lanes)).to_dict()
+            return slot.last
 
     async def leave(self, order: dict[str, object]) -> None:
-        """Put this attempt of a trial off the engine, if it is aboard."""
+        """Take its slot from this attempt of a trial, if it has one."""
         left = Order.from_dict(order)
-        seat = self._seats.get(_key(left))
-        if seat is not None and seat.order.attempt == left.attempt:
-            self._put_off(seat)
+        slot = self._slots.get(_key(left))
+        if slot is not None and slot.order.attempt == left.attempt:
+            self._drop(slot)
 
     async def occupancy(self) -> dict[str, object]:
         """Return lane-seconds by what the lanes did."""
@@ -183,7 +183,7 @@ class EngineActor:
         check_code(self._code)
         import torch
 
-        from eigensweep.workers.engine.engine import Engine
+        from eigensweep.workers.lanes.engine import Engine
 
         threads = max(1, int(self._need.cpus))
         torch.set_num_threads(threads)
@@ -195,7 +195,8 @@ class EngineActor:
     async def _ask(self, order: Order) -> Report | None:
         """Ask the engine; if it cannot go on, that is a report, too."""
         from eigensweep.tasks.corpus import CorpusMissingError
-        from eigensweep.workers.engine.errors import EngineError, is_of_the_device, is_of_the_disk
+        from eigensweep.workers.lanes.register import EngineError
+        from eigensweep.workers.trial.errors import is_of_the_device, is_of_the_disk
 
         assert self._engine is not None
         try:
@@ -217,38 +218,38 @@ class EngineActor:
             words = str(error) if by == "engine" else f"node {platform.node()}: {error}"
             return Report(order.reported, lost=words, lost_by=by)
 
-    def _put_off(self, seat: _Seat, *, commit: bool = False) -> None:
+    def _drop(self, slot: _HeldSlot, *, commit: bool = False) -> None:
         assert self._engine is not None
-        self._seats.pop(_key(seat.order), None)
+        self._slots.pop(_key(slot.order), None)
         self._empty_since = time.monotonic()
-        self._engine.leave(seat.order, commit=commit)
+        self._engine.leave(slot.order, commit=commit)
 
     async def _look_after(self) -> None:
-        """Put trials off whose processes are gone; end this process when it is idle or broken.
+        """Drop trials whose processes are gone; end this process when it is idle or broken.
 
         It also ends when its training thread hangs: a thread cannot be ended, and one that hangs
         stops all lanes. Each trial goes on from its last commit. One that hangs once more is in the
         end alone in a process, and `stalled`.
         """
         while not self._is_broken and (
-            self._seats or time.monotonic() - self._empty_since < IDLE_SECONDS
+            self._slots or time.monotonic() - self._empty_since < IDLE_SECONDS
         ):
             await asyncio.sleep(1)
             self._look_for_stall()
-            for seat in list(self._seats.values()):
-                waits = time.monotonic() - seat.asked_at
+            for slot in list(self._slots.values()):
+                waits = time.monotonic() - slot.asked_at
                 if waits > LEASE_SECONDS:
                     words = "trial has not asked for %.0f s, off the engine experiment=%s trial=%d"
-                    with logs.about(*_key(seat.order)):
-                        logger.warning(words, waits, *_key(seat.order))
-                    self._put_off(seat, commit=True)
+                    with logs.about(*_key(slot.order)):
+                        logger.warning(words, waits, *_key(slot.order))
+                    self._drop(slot, commit=True)
         if self._is_broken:
             words = self._stalled or "it could not go on"
             logger.error("engine ends, %s device=%s", words, self._device)
             # So that every trial is answered.
             await asyncio.sleep(2 * PAUSE_SECONDS + (ANSWER_SECONDS if self._stalled else 0))
         else:
-            logger.info("engine ends, nobody was aboard for %.0f s", IDLE_SECONDS)
+            logger.info("engine ends, it had no trial for %.0f s", IDLE_SECONDS)
         os._exit(0)
 
     def _look_for_stall(self) -> None:
@@ -256,10 +257,10 @@ class EngineActor:
 
         Where trials are waited for differently long, the longest time counts.
         """
-        if self._engine is None or not self._seats:
+        if self._engine is None or not self._slots:
             return
         longest, seconds = self._engine.longest_turn, self._engine.seconds_in_turn()
-        limits = [seat.order.stall_seconds for seat in self._seats.values()]
+        limits = [slot.order.stall_seconds for slot in self._slots.values()]
         if seconds > max(patience_with(limit, longest) for limit in limits):
             self._stalled = f"no lane of the engine took a step for {seconds:.0f} s"
             self._is_broken = True
@@ -268,8 +269,8 @@ class EngineActor:
         return await asyncio.get_running_loop().run_in_executor(self._threads, act, *arguments)
 
 
-class Seat:
-    """A trial's place in an engine, as the trial's own thin process holds it."""
+class EngineSlot:
+    """A trial's slot in an engine, as the trial's own thin process has it."""
 
     def __init__(self, order: Order) -> None:
         """Look for no engine yet: `advance` does, because an actor may be made and never used."""
@@ -286,12 +287,12 @@ class Seat:
         while True:
             try:
                 if self._engine is None:
-                    self._engine = self._board()
+                    self._engine = self._join()
                 answer = ray.get(
                     self._engine.advance.remote(self._order.to_dict()),
                     timeout=max(patience_with(self._order.stall_seconds), UNANSWERED_SECONDS),
                 )
-            except NoSeatError:
+            except NoSlotError:
                 self._engine = None
             except ray.exceptions.ActorUnavailableError:
                 time.sleep(PAUSE_SECONDS)
@@ -311,27 +312,27 @@ class Seat:
                     return report
 
     def leave(self) -> None:
-        """Give the seat back."""
+        """Give the slot back."""
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.leave.remote(self._order.to_dict())
 
-    def _board(self) -> Any:
-        """Return an engine of this node's in which the trial has a seat now.
+    def _join(self) -> Any:
+        """Return an engine of this node's in which the trial has a slot now.
 
         An engine may hang under a trial whose process has been ended meanwhile. Then nobody else
         notices, and whoever comes next ends it.
 
         Raises:
-            RayActorError, OutOfMemoryError: if one engine after another ends while the trial goes
-                aboard.
+            RayActorError, OutOfMemoryError: if one engine after another ends while the trial
+                joins.
         """
         tries = 0
         while True:
             for name, device, gpu in _engines_here(self._order):
                 engine = _find_or_start(name, device, gpu, self._order)
                 try:
-                    asked = engine.board.remote(self._order.to_dict())
+                    asked = engine.join.remote(self._order.to_dict())
                     if ray.get(asked, timeout=START_SECONDS):
                         return engine
                 except ray.exceptions.GetTimeoutError:
@@ -339,7 +340,7 @@ class Seat:
                     ray.kill(engine)
                 except PROCESS_LOST:  # it was about to end, idle
                     tries += 1
-                    if tries >= BOARDING_TRIES:
+                    if tries >= JOIN_TRIES:
                         raise
             time.sleep(PAUSE_SECONDS)
 

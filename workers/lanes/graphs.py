@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from eigensweep.workers.engine.errors import is_out_of_memory, let_go
+from eigensweep.workers.trial.errors import is_out_of_memory, let_go
 
 logger = logging.getLogger(__name__)
 

@@ -24,10 +24,10 @@ import torch
 
 from eigensweep.models.recurrence.cuda import kernels, scan
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.workers.engine.errors import is_out_of_memory
-from eigensweep.workers.engine.group import Group, explain_alone, shape_key
+from eigensweep.workers.lanes.group import Group, explain_alone, shape_key
 from eigensweep.workers.shared.code import own_code
 from eigensweep.workers.shared.durable_files import write_whole
+from eigensweep.workers.trial.errors import is_out_of_memory
 from eigensweep.workers.trial.training import Training
 
 logger = logging.getLogger(__name__)
