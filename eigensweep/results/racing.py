@@ -84,8 +84,7 @@ class Round:
     worse: tuple[int, ...]
     """Trials that are worse, and left the race"""
     equivalent: tuple[int, ...]
-    """Trials that differ from the leader by no more than `racing.smallest`; they left the race,
-    too"""
+    """Trials that differ from the leader by no more than `racing.smallest`, and left it, too"""
     left_out: tuple[int, ...]
     """Trials that cannot be told apart, and come after the largest number of leaders"""
 

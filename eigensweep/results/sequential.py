@@ -41,8 +41,7 @@ class Look:
     mean: float
     """Mean of first minus second, seed by seed"""
     low: float | None
-    """Lower end of an interval of the mean that holds at every look together; null where so few
-    seeds exclude nothing"""
+    """Lower end of an interval that holds at every look together; null where nothing is excluded"""
     high: float | None
     """Upper end of the same"""
     e_value: float

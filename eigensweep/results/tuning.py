@@ -69,8 +69,7 @@ class EffortSide:
     diverged: int
     """Those among them that diverged: they have the worst value"""
     pruned: int
-    """Those among them that a scheduler stopped: they are chosen after all that were trained to an
-    end, and have the validation value where they were stopped"""
+    """Those that a scheduler stopped: chosen after all others, by their value where they stopped"""
     left_out: int
     """Trials that failed, were cancelled, or have not ended"""
     core_hours: float
