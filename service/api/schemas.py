@@ -111,8 +111,8 @@ class ProgressNow(AnswerModel):
     fraction: float | None = Field(
         ge=0,
         le=1,
-        description="Null while the total is unknown, and while trials are open whose expected "
-        "steps are all done: in a race, or in a last evaluation",
+        description="Null while the total is unknown, and while open trials have done all "
+        "expected steps: in a race, or in a last evaluation",
     )
 
 
@@ -312,8 +312,8 @@ class ExperimentSummary(AnswerModel):
     best: TrialHead | None = Field(description="The first in the ranking so far")
     error: str | None = Field(description="Why it failed; in a list the last line of that")
     notices: list[NoticeNow] = Field(
-        description="Why it comes on slowly now, such as a disk that is nearly full or a node "
-        "that is left out; mostly empty"
+        description="Why its progress is slow now, such as a nearly full disk or a cordoned node;"
+        " mostly empty"
     )
     cancel_requested: bool = Field(description="Whether its state is `cancelling`")
     delivered: bool = Field(
@@ -327,8 +327,8 @@ class ExperimentNow(ExperimentSummary):
 
     best: TrialNow | None = Field(description="The first in the ranking so far, in full")
     reused_from: list[str] = Field(
-        description="The experiments whose results the reused trials have: the same configuration, "
-        "seeds and budget, trained by the same code. Of the first 1,000 of these trials"
+        description="The experiments from which the first 1,000 reused trials have their results:"
+        " same configuration, seeds, budget and code"
     )
     spec: SpecJson = Field(description="The ExperimentSpec as posted, with defaults filled in")
     links: ExperimentLinks

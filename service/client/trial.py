@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 from eigensweep.service.client.answers import Answer, describe_trial
-from eigensweep.service.client.connection import Connection, JsonObject
+from eigensweep.service.client.connection import Connection
 from eigensweep.service.client.spec_file import InputError
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Trial(Answer):
     """The service's JSON on a trial, a dict, which can fetch the trial's weights as well."""
 
-    def __init__(self, connection: Connection, content: JsonObject) -> None:
+    def __init__(self, connection: Connection, content: Mapping[str, object]) -> None:
         super().__init__(content, describe_trial)
         self._connection = connection
 

@@ -8,9 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from eigensweep.results.trial_rows import make_frame, make_row
+from eigensweep.results.trial_rows import Row, make_frame, make_row
 from eigensweep.search_spaces.labels import shorten_paths
-from eigensweep.service.client.connection import JsonObject
 from eigensweep.service.client.tables import (
     Table,
     align_columns,
@@ -30,7 +29,7 @@ SHOWN_ROWS = 20
 """Rows that a Python prompt shows."""
 
 
-class TrialTable(list[JsonObject]):
+class TrialTable(list[Row]):
     """One dict for each trial, best first; prints as a table. `to_pandas()` makes a DataFrame.
 
     `value` is the mean over `n` replicates on validation data, `test` that on test data. Each has

@@ -45,7 +45,9 @@ class NodeNow(AnswerModel):
     alive: bool
     answers: bool = Field(description="Whether Ray's process there answered at the last look")
     drains: bool = Field(description="Whether its machine will go; no trial begins there")
-    drains_until: datetime | None = Field(description="When it will go, where that is known")
+    drains_until: datetime | None = Field(
+        description="When its machine will be taken away, if known"
+    )
     gone_at: datetime | None = Field(
         description="When Ray counted it as gone; an hour later it is not listed any more"
     )
@@ -62,7 +64,7 @@ class EngineNow(AnswerModel):
     pid: int
     device: str | None
     lanes: int
-    used: int = Field(description="Lanes that trainings have now, as far as trials have reported")
+    used: int = Field(description="Lanes in use, as trials have reported")
     trials: int = Field(description="Trials aboard, those that wait for a lane included")
 
 
@@ -112,13 +114,13 @@ class DriversNow(AnswerModel):
 
     running: int = Field(description="Experiments that have a driver, or get one now")
     at_most: int = Field(
-        description="`EIGENSWEEP_MAX_EXPERIMENTS`, or as many as the drivers may have that the "
-        "machine's memory holds; more wait in the queue, but for the first of each user"
+        description="`EIGENSWEEP_MAX_EXPERIMENTS`, or as many as the machine's memory has drivers"
+        " for; further ones wait in the queue, except the first of each user"
     )
     processes: list[DriverNow] = Field(description="Each driver once, whoever shares it")
     memory_bytes: int = Field(
-        description="How much main memory the drivers that run hold, as they say themselves; of "
-        "one that has not said it yet, what is kept for it"
+        description="Main memory that the running drivers hold, as they report; for a driver "
+        "without a report, what is reserved for it"
     )
     kept_bytes: int = Field(
         description="How much main memory is kept for as many drivers as may run at once, those "
@@ -129,7 +131,7 @@ class DriversNow(AnswerModel):
 class LeaderNow(AnswerModel):
     """The service that drives experiments, of those that share the database."""
 
-    here: bool = Field(description="Whether it is the one that answers")
+    here: bool = Field(description="Whether this service is the one that answers")
     host: str
     pid: int
     address: str

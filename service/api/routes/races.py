@@ -43,7 +43,7 @@ class RacerNow(AnswerModel):
         "interval of this comparison alone; null for the leader"
     )
     looks: list[Look] = Field(
-        description="The comparison with the leader of now after each round; empty for the leader"
+        description="The comparison with the present leader after each round; empty for the leader"
     )
     wanted: int | None = Field(
         description="Seeds at which a difference of this size and spread is decided, about; null "
@@ -57,8 +57,8 @@ class RaceHours(AnswerModel):
     spent: float
     limit: float | None = Field(description="`racing.core_hours`")
     needed: float | None = Field(
-        description="More core-hours that it takes, about, until the seeds in `wanted` of each "
-        "racer are there; null where nothing is open, or nobody can tell"
+        description="Estimate of the further core-hours until each racer has the seeds in "
+        "`wanted`; null if nothing is open, or unknown"
     )
 
 

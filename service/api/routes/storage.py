@@ -40,7 +40,7 @@ class ExperimentUse(AnswerModel):
     id: str
     name: str
     owner: str
-    checkpoints: int = Field(description="Bytes of what training goes on from")
+    checkpoints: int = Field(description="Bytes of the checkpoints from which training continues")
     weights: int = Field(description="Bytes of the weights of best evaluations")
     curves: int = Field(description="Bytes of curves, spectra and reports")
     total: int
@@ -103,10 +103,10 @@ class PruneRequest(Asked):
     """Which checkpoints stay, and of which experiments the others are removed."""
 
     keep: Keep = Field(
-        description="What stays of trials that are over. `last`: of each seed the last checkpoint "
-        "and the best weights; all can go on. `best`: the best weights, or where there are none "
-        "the last checkpoint; no completed trial can train on with a longer budget. `none`: "
-        "nothing but curves and results; a retry begins anew"
+        description="What is kept of finished trials. `last`: each seed's last checkpoint and "
+        "best weights; all trials can continue. `best`: the best weights, or the last"
+        " checkpoint if there are none; completed trials cannot continue with a "
+        "longer budget. `none`: only curves and results; a retry starts from step 0"
     )
     experiments: (
         Annotated[list[Annotated[str, Field(min_length=1, max_length=32)]], Field(max_length=200)]
@@ -129,7 +129,7 @@ class PruneItem(AnswerModel):
 
     id: str
     bytes: int = Field(description="What it frees")
-    problem: str | None = Field(description="Why nothing is removed of it; null if it is")
+    problem: str | None = Field(description="Why nothing of it is removed; null if something is")
 
 
 class PruneAnswer(AnswerModel):
@@ -138,7 +138,7 @@ class PruneAnswer(AnswerModel):
     dry_run: bool
     keep: Keep
     bytes: int = Field(description="What it frees altogether")
-    items: list[PruneItem] = Field(description="The experiments, those that ended first first")
+    items: list[PruneItem] = Field(description="The experiments, the earliest end first")
     more: bool = Field(description="Whether there are more than 1000: ask again after these")
 
 
