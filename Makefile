@@ -36,8 +36,8 @@ serve: setup  ## run the service until Ctrl-C
 WITH_RAY := tests/system tests/workers/test_driver.py tests/workers/test_population_driver.py \
   tests/workers/test_shared_engines.py tests/workers/test_warm_drivers_on_ray.py \
   tests/workers/test_shared_drivers_on_ray.py tests/service/test_serve.py
-# Many of the others wait, too: for servers, browsers and other processes. So one more than processors.
-AT_ONCE := $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 1)))
+# Many of the others wait, too: for servers, browsers and other processes. So two more than processors.
+AT_ONCE := $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 2)))
 QUICK := -m "not slow and not gpu"
 TIDY := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 

@@ -84,8 +84,8 @@ class SuiteExperiment(Strict):
     arms: list[str] | None = Field(None, description="The arms that are kept; default: all")
     chosen: dict[str, dict[str, JsonValue]] = Field(
         {},
-        description="By arm, values of searched parameters that stand for it, where the paper has "
-        "a rule for them; default: those of its best trial",
+        description="By arm, the values of searched parameters that it is trained with, where the "
+        "paper has a rule for them; default: all, and its best trial stands for it",
     )
     short: Change = Field(Change(), description="What the short budget changes further")
 
@@ -290,7 +290,8 @@ def load_suite(name: str) -> Suite:
 def make_specs(name: str, budget: Budget, added: int = 0) -> dict[str, ExperimentSpec]:
     """Return the experiments of a suite by their labels, as they are posted.
 
-    Those that decide the primary claim have so many `added` seeds more.
+    With `added`, those that decide the primary claim have so many seeds more, and of their trials
+    only those that it compares.
 
     Suites that are the `same_as` another one give the same specs, so each is posted once.
 
@@ -301,31 +302,40 @@ def make_specs(name: str, budget: Budget, added: int = 0) -> dict[str, Experimen
     suite = load_suite(name)
     owner = suite.same_as or name
     mine = () if suite.same_as is None else _read_suite(name).experiments
-    wider = find_deciding(suite) if added else ()
+    deciding = find_deciding(suite) if added else {}
     return {
         label: _make_spec(
             name if label in mine else owner,
             label,
             experiment,
             budget,
-            added if label in wider else 0,
+            added if label in deciding else 0,
+            deciding.get(label),
         )
         for label, experiment in suite.experiments.items()
         if budget == "full" or experiment.short.leave_out is None
     }
 
 
-def find_deciding(suite: Suite) -> frozenset[str]:
-    """Return the experiments whose seeds decide the primary claim; empty where none do."""
+def find_deciding(suite: Suite) -> dict[str, frozenset[str]]:
+    """Return the experiments whose seeds decide the primary claim; empty where none do.
+
+    Each has the arms, or the values of its `sides`, that the claim compares.
+    """
     claim = suite.claims[0]
     if claim.by.analysis is None:
         names = filter(None, (claim.better, claim.alike, claim.arm, *claim.than))
-        return frozenset(split_arm(name, claim)[0] for name in names)
-    return frozenset(
-        each.experiment
-        for each in map(suite.analyses.__getitem__, find_repeated(suite))
-        if each.experiment is not None and each.repeat == "replicate"
-    )
+        compared = [split_arm(name, claim) for name in names]
+    else:
+        compared = [
+            (each.experiment, each.arm)
+            for each in map(suite.analyses.__getitem__, find_repeated(suite))
+            if each.experiment is not None and each.arm is not None and each.repeat == "replicate"
+        ]
+    return {
+        label: frozenset(side for other, side in compared if other == label)
+        for label, _ in compared
+    }
 
 
 def find_repeated(suite: Suite) -> frozenset[str]:
@@ -363,7 +373,7 @@ class Planned:
 
 def plan_seeds(name: str, budget: Budget) -> list[Planned]:
     """Return what it takes to decide the primary claim; nothing where seeds decide nothing."""
-    suite, specs = load_suite(name), make_specs(name, budget)
+    suite = load_suite(name)
     if count_first(name, budget) is None:
         return []
     claim = suite.claims[0]
@@ -380,8 +390,9 @@ def plan_seeds(name: str, budget: Budget) -> list[Planned]:
             0.5: "one of half its spread",
         }
         found = {sizes[size]: find_seeds(size, error) for size in PLANNED}
+    wider = make_specs(name, budget, 1)
     hours = sum(
-        estimate_core_seconds(specs[label]) / specs[label].replicates / 3600
+        estimate_core_seconds(wider[label]) / wider[label].replicates / 3600
         for label in find_deciding(suite)
     )
     return [
@@ -458,14 +469,30 @@ def _seconds_with_evaluations(config: TrialConfig) -> float:
 
 
 def _make_spec(
-    name: str, label: str, experiment: SuiteExperiment, budget: Budget, added: int
+    name: str,
+    label: str,
+    experiment: SuiteExperiment,
+    budget: Budget,
+    added: int,
+    compared: frozenset[str] | None,
 ) -> ExperimentSpec:
     preset = load_preset(experiment.preset)
     content = preset.model_dump(mode="json", exclude_unset=True)
     change = experiment.short if budget == "short" else Change()
     kept = change.arms or experiment.arms
+    chosen = {
+        f"arms.{arm}.space.{path}": [value]
+        for arm, values in experiment.chosen.items()
+        for path, value in values.items()
+    }
     try:
-        content = with_settings(content, {**experiment.set, **change.set})
+        content = with_settings(content, {**experiment.set, **change.set, **chosen})
+        if compared is not None and experiment.sides is not None:
+            space = content["search"]["space"]
+            values = [value for value in space[experiment.sides] if str(value) in compared]
+            space[experiment.sides] = values
+        elif compared is not None and "arms" in content:
+            kept = [name for name in kept or _name_arms(content["arms"]) if name in compared]
         if kept is not None:
             content["arms"] = list(_keep_arms(content["arms"], kept))
         about: str = budget
@@ -480,11 +507,15 @@ def _make_spec(
 
 
 def _keep_arms(arms: list[Mapping[str, Any]], kept: list[str]) -> Iterator[Mapping[str, Any]]:
-    by_name = {arm.get("name") or arm["model"]["name"]: arm for arm in arms}
+    by_name = dict(zip(_name_arms(arms), arms, strict=True))
     for name in kept:
         if name not in by_name:
             raise PathError(f"there is no arm '{name}' to keep; there are {', '.join(by_name)}")
         yield by_name[name]
+
+
+def _name_arms(arms: list[Mapping[str, Any]]) -> list[str]:
+    return [arm.get("name") or arm["model"]["name"] for arm in arms]
 
 
 def _read_suite(name: str) -> Suite:

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from needed_packages import HIDE, find_absent
+from helpers.needed_packages import HIDE, find_absent
 
 ROOT = Path(__file__).parents[1]
 HEAVY = {"torch", "numpy", "ray", "mlflow", "optuna", "sqlalchemy", "fastapi", "pandas"}

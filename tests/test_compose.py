@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from composition import (
+from helpers.composition import (
     ROOT,
     SECRETS,
     TEXT,
@@ -23,8 +23,8 @@ from composition import (
     make_composition,
     read,
 )
-from links import run_id_of
-from waiting import PATIENCE, wait_until
+from helpers.links import run_id_of
+from helpers.waiting import PATIENCE, wait_until
 
 from eigensweep.service.client import Client, RefusedError
 from eigensweep.service.settings import Settings
@@ -54,7 +54,7 @@ def test_every_variable_of_the_service_is_a_setting() -> None:
     assert named <= {f"EIGENSWEEP_{name.upper()}" for name in Settings.model_fields}
 
 
-def test_every_node_gets_the_keys_of_an_object_store_that_are_there() -> None:
+def test_every_node_gets_those_keys_of_a_store_that_are_there() -> None:
     place = "s3://lab/sweeps"
     given = dict.fromkeys(SECRETS, "x") | {"EIGENSWEEP_STORAGE": place}
     services = yaml.safe_load(interpolate(TEXT, given))["services"]
@@ -66,7 +66,7 @@ def test_every_node_gets_the_keys_of_an_object_store_that_are_there() -> None:
     assert read()["services"]["service"]["environment"]["EIGENSWEEP_STORAGE"] == "/srv/storage"
 
 
-def test_who_ends_in_order_has_longer_for_it_than_the_ten_seconds_of_docker() -> None:
+def test_who_ends_in_order_has_longer_than_dockers_ten_seconds() -> None:
     from ray._private.ray_constants import RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S as DRAIN_SECONDS
 
     services = read()["services"]
@@ -75,7 +75,7 @@ def test_who_ends_in_order_has_longer_for_it_than_the_ten_seconds_of_docker() ->
     assert grace["service"] > 15
 
 
-def test_every_service_is_watched_and_only_loopback_is_published() -> None:
+def test_every_service_is_watched_and_only_loopback_published() -> None:
     content = read()
 
     assert [n for n, s in content["services"].items() if "healthcheck" not in s] == []

@@ -39,7 +39,7 @@ def test_all_pins_fit_each_other(
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_a_compiler_of_kernels_that_is_not_torch_s_own_is_refused(
+def test_a_compiler_of_kernels_that_is_not_torchs_is_refused(
     program: ModuleType, pins: dict[str, str], platform: str
 ) -> None:
     pins["nvidia-cuda-nvrtc"] = "13.5.37"
@@ -116,7 +116,7 @@ def test_pip_s_folders_and_other_indexes_are_kept_from_uv(program: ModuleType) -
     }
 
 
-def test_an_index_that_does_not_answer_is_told_from_pins_that_do_not_fit(
+def test_a_silent_index_is_told_from_pins_that_do_not_fit(
     program: ModuleType,
 ) -> None:
     # What uv 0.13 writes.

@@ -1,6 +1,7 @@
 """deploy/helm: what Helm makes of the chart fits Kubernetes' schemas, Compose and the code.
 
-The tests read what Helm made before (tests/charts.py). Where `helm` is on PATH, they compare.
+The tests read what Helm made before (tests/helpers/charts.py). Where `helm` is on PATH, they
+compare.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from charts import CASES, CHART, KEPT, ROOT, digest, kept, parse, render
 from fastapi.routing import APIRoute
+from helpers.charts import CASES, CHART, KEPT, ROOT, digest, kept, parse, render
 from jsonschema import Draft7Validator
 from ray._private import ray_constants as constants
 from ray.autoscaler._private.kuberay.autoscaling_config import (
@@ -117,7 +118,9 @@ COMPOSE_PORTS = dict(
 
 class TestWhatHelmMakes:
     def test_it_was_made_from_this_chart(self, case: str) -> None:
-        assert kept(case)[0] == digest(case), "run `python tests/charts.py` where helm is installed"
+        assert kept(case)[0] == digest(case), (
+            "run `python tests/helpers/charts.py` where helm is installed"
+        )
 
     @WITH_HELM
     def test_it_is_what_helm_makes_now(self, case: str, objects: list[dict[str, Any]]) -> None:
@@ -222,7 +225,7 @@ class TestItIsWhatComposeStarts:
             container_of(objects, "ray-worker")
         ) - OF_KUBERNETES - {"EIGENSWEEP_DATA_ROOT"}
 
-    def test_all_nodes_have_its_ports_and_the_policy_lets_them_through(
+    def test_all_nodes_have_its_ports_and_the_policy_lets_them_in(
         self, objects: list[dict[str, Any]]
     ) -> None:
         (cluster,) = of_kind(objects, "RayCluster")
@@ -287,7 +290,7 @@ class TestItIsWhatComposeStarts:
 class TestCheckpointsInAnObjectStore:
     CONTAINERS = ("service", "ray-head", "ray-worker")
 
-    def test_every_pod_that_reads_or_writes_them_has_its_address_and_keys(self) -> None:
+    def test_each_pod_that_uses_them_has_their_address_and_keys(self) -> None:
         objects = kept("objectstore")[1]
         for name in self.CONTAINERS:
             container = container_of(objects, name)
@@ -347,7 +350,7 @@ class TestBackups:
         assert term["labelSelector"]["matchLabels"].items() <= labels.items()
         assert term["topologyKey"] == "kubernetes.io/hostname"
 
-    def test_its_command_is_one_of_ours_and_keeps_as_many_as_was_asked_for(self) -> None:
+    def test_its_command_is_ours_and_keeps_as_many_as_asked_for(self) -> None:
         (job,) = of_kind(kept("placed")[1], "CronJob")
         (container,) = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
 
@@ -472,7 +475,7 @@ class TestWhereAPodRunsAndWhatItHasBesides:
             for key in ("nodeSelector", "tolerations", "affinity", "priorityClassName"):
                 assert pod["spec"][key] == asked[key], name
 
-    def test_its_main_container_has_the_variables_and_volumes_of_the_values(self) -> None:
+    def test_its_main_container_has_the_values_variables(self) -> None:
         objects = kept("placed")[1]
         asked = yaml.safe_load((KEPT / "placed.values.yaml").read_text())["service"]
 
@@ -510,7 +513,7 @@ def test_prometheus_finds_the_metrics_and_has_a_token() -> None:
     assert of_kind(kept("default")[1], "ServiceMonitor") == []
 
 
-def test_draining_a_node_ends_neither_head_nor_service_nor_database() -> None:
+def test_draining_a_node_ends_no_head_service_or_database() -> None:
     budgets = of_kind(kept("default")[1], "PodDisruptionBudget")
 
     assert {each["spec"]["maxUnavailable"] for each in budgets} == {0}
@@ -586,7 +589,7 @@ class TestItIsLocked:
                     for password in re.findall(r"://\w+:([^@]*)@", variable.get("value", "")):
                         assert password == "$(POSTGRES_PASSWORD)"
 
-    def test_every_pod_has_a_policy_and_the_databases_let_only_the_service_in(self) -> None:
+    def test_every_pod_has_a_policy_databases_admit_the_service(self) -> None:
         objects = kept("default")[1]
         policies = of_kind(objects, "NetworkPolicy")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from needed_packages import HIDE, find_absent
+from helpers.needed_packages import HIDE, find_absent
 
 ROOT = Path(__file__).parents[1]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
@@ -44,7 +44,7 @@ print(len(MODELS) > 10, len(TASKS) > 5, result.summary.interval["value"] is not 
 """
 
 
-def test_a_trial_trains_with_nothing_but_the_packages_of_a_worker() -> None:
+def test_a_trial_trains_with_a_workers_packages_alone() -> None:
     absent = find_absent(WORKER)
     assert absent >= ABSENT, "the worker's packages bring what belongs to the service"
 

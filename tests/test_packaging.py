@@ -55,7 +55,7 @@ def test_a_wheel_brings_the_command_line_and_the_licence(wheel: zipfile.ZipFile)
 
 
 @pytest.mark.slow
-def test_a_wheel_made_from_the_source_distribution_holds_the_same(
+def test_a_wheel_of_the_source_distribution_holds_the_same(
     source: Path, wheel: zipfile.ZipFile
 ) -> None:
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", "both", "."]
@@ -74,7 +74,7 @@ def test_an_installation_adds_one_package(installed: Any) -> None:
     assert "eigensweep" in added
 
 
-def test_the_command_line_starts_in_a_folder_with_files_of_the_same_names(
+def test_the_command_line_starts_beside_files_of_its_names(
     installed: Any, research_folder: Path
 ) -> None:
     done = installed.run("eigensweep", "--version", cwd=research_folder)
@@ -84,7 +84,7 @@ def test_the_command_line_starts_in_a_folder_with_files_of_the_same_names(
 
 
 @pytest.mark.slow
-def test_a_notebook_trains_in_a_folder_with_files_of_the_same_names(
+def test_a_notebook_trains_beside_files_of_the_same_names(
     installed: Any, research_folder: Path
 ) -> None:
     program = """
@@ -106,7 +106,7 @@ print(eigensweep.__file__, result.value > 0)
 
 
 @pytest.mark.slow
-def test_an_editable_installation_sees_a_new_file_from_any_folder(
+def test_an_editable_installation_sees_new_files_from_anywhere(
     source: Path, clean_environment: Any, tmp_path: Path
 ) -> None:
     environment = clean_environment(tmp_path / "venv")
@@ -145,7 +145,7 @@ class TestInstallProgram:
 
     program = runpy.run_path(str(ROOT / ".ci/install.py"))
 
-    def test_uv_is_told_where_pip_looks_and_a_variable_counts_more_than_a_file(self):
+    def test_uv_is_told_where_pip_looks_and_variables_beat_files(self):
         settings = self.program["parse_settings"](
             ":env:.find-links='/wheels /more'\n"
             "global.cert='/etc/ca.pem'\n"
@@ -173,7 +173,7 @@ class TestInstallProgram:
         given = {"platform": "linux", "has_gpu": False, "answers": lambda url: True, **others}
         return self.program["choose_torch"](dict(settings), dict(environment), **given)
 
-    def test_who_has_no_gpu_gets_torch_for_processors_without_a_variable(self):
+    def test_who_has_no_gpu_gets_torch_for_processors(self):
         asked = []
 
         chosen, words = self.choose(answers=lambda url: asked.append(url) or True)
@@ -182,7 +182,7 @@ class TestInstallProgram:
         assert "build for processors" in words
         assert asked == ["https://download.pytorch.org/whl/cpu/torch/"]
 
-    def test_where_that_index_is_away_the_ordinary_build_comes_and_it_is_said(self):
+    def test_where_that_index_is_away_the_ordinary_build_comes(self):
         chosen, words = self.choose(answers=lambda url: False)
 
         assert not chosen
@@ -212,7 +212,7 @@ class TestInstallProgram:
 
         assert self.choose(settings, environment, **others) == (False, "")
 
-    def test_an_index_of_pytorch_that_is_away_is_asked_once_and_left_out(self, monkeypatch, capsys):
+    def test_an_index_of_pytorch_that_is_away_is_asked_once(self, monkeypatch, capsys):
         program, commands, asked = self.program["main"].__globals__, [], []
         silent = "https://download.pytorch.org/whl/cpu"
 

@@ -218,7 +218,7 @@ def test_specs_in_yaml_are_accepted_by_the_service(page: str, scripted_service: 
             assert seen["arms"], text
 
 
-def test_the_example_in_the_readme_searches_ranges_with_a_condition(scripted_service: str) -> None:
+def test_the_readmes_example_searches_ranges_with_a_condition(scripted_service: str) -> None:
     (spec,) = (yaml.safe_load(text) for text in blocks("README.md", "yaml"))
     with Client(scripted_service) as client:
         seen = client.preview(spec)
@@ -358,7 +358,7 @@ def test_names_and_paths_of_the_code_exist(page: str) -> None:
     assert missing == []
 
 
-def test_the_folder_tree_in_architecture_is_that_of_the_repository() -> None:
+def test_the_folder_tree_in_architecture_is_the_repositorys() -> None:
     tree = blocks("ARCHITECTURE.md", "text")[0]
     drawn, room = set(), ""
     for indent, name in re.findall(r"^( *)(\w+)/ ", tree, re.MULTILINE):

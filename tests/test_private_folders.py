@@ -21,7 +21,7 @@ def test_a_new_folder_and_those_above_it_are_this_users_alone(tmp_path: Path) ->
     assert mode(tmp_path / "above") == mode(tmp_path / "above" / "home") == 0o700
 
 
-def test_a_folder_that_others_could_read_is_tightened_with_all_that_is_in_it(
+def test_a_folder_others_could_read_is_tightened_with_contents(
     tmp_path: Path,
 ) -> None:
     home = tmp_path / "home"
@@ -38,7 +38,7 @@ def test_a_folder_that_others_could_read_is_tightened_with_all_that_is_in_it(
     assert mode(tmp_path / "elsewhere") == 0o644
 
 
-def test_a_folder_into_which_others_may_write_is_refused_wherever_it_stands(
+def test_a_folder_that_others_may_write_into_is_refused(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "open" / "home").mkdir(parents=True)

@@ -55,7 +55,7 @@ def registry() -> Registry[Task]:
     return Registry("task", Task, TaskConfig, {"copying": Copying})
 
 
-def test_an_installed_package_adds_its_class_after_the_projects_own(install):
+def test_an_installed_package_adds_its_class_after_our_own(install):
     install("echo = lab:Echo", ECHO.format(name="echo"))
     tasks = registry()
     assert list(tasks) == ["copying", "echo"]
@@ -90,7 +90,7 @@ def test_threads_that_look_at_once_see_all_packages(install):
     assert seen == [["copying", "echo"]] * 3
 
 
-def test_the_code_of_a_class_is_that_of_its_package_as_it_was_loaded(install):
+def test_the_code_of_a_class_is_that_of_its_loaded_package(install):
     folder = install("echo = lab:Echo", ECHO.format(name="echo"))
     tasks = registry()
     loaded = tasks.code_of("echo")
@@ -101,7 +101,7 @@ def test_the_code_of_a_class_is_that_of_its_package_as_it_was_loaded(install):
     assert tasks.code_of("copying") is None
 
 
-def test_a_class_that_a_notebook_puts_in_place_of_a_packages_has_no_code(install):
+def test_a_notebooks_class_in_place_of_a_packages_has_no_code(install):
     install("echo = lab:Echo", ECHO.format(name="echo"))
     tasks = registry()
     tasks["echo"] = tasks["echo"]
@@ -157,7 +157,7 @@ def test_a_name_that_was_left_out_is_answered_with_the_reason(install):
     )
 
 
-def test_of_two_packages_with_one_name_the_same_one_is_chosen_everywhere(install):
+def test_of_two_packages_with_one_name_the_same_is_chosen(install):
     install("echo = second:Echo", ECHO.format(name="echo"), package="second")
     install("echo = first:Echo", ECHO.format(name="echo"), package="first")
     tasks = registry()
@@ -166,7 +166,7 @@ def test_of_two_packages_with_one_name_the_same_one_is_chosen_everywhere(install
     assert tasks.explain_absence("echo") is None
 
 
-def test_a_class_of_the_project_that_no_spec_could_name_is_refused_with_words():
+def test_a_class_that_no_spec_could_name_is_refused_in_words():
     with pytest.raises(TypeError, match=r"must declare `name: Literal\['copy'\] = 'copy'`"):
         Registry("task", Task, TaskConfig, {"copy": Copying})
 
@@ -176,7 +176,7 @@ def test_the_projects_own_come_first_in_their_order():
     assert list(MODELS)[:2] == ["tanh_rnn", "modrelu_rnn"]
 
 
-def test_the_api_lists_what_was_left_out_and_says_why_a_name_is_missing(install):
+def test_the_api_lists_what_was_left_out_and_says_why(install):
     site = install("echo = lab:Echo", "import no_such_module")
     points = site / "lab-1.0.dist-info/entry_points.txt"
     points.write_text(points.read_text() + "[eigensweep.models]\nlab_rnn = lab:RNN\n")

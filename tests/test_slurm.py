@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from waiting import wait_until
+from helpers.waiting import wait_until
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "deploy" / "slurm" / "eigensweep.sbatch"
@@ -126,7 +126,7 @@ def test_head_nodes_and_service_start_one_after_another(allocation: Allocation) 
         assert last_asked < kinds.index(after), f"{after} was started before {node} was well"
 
 
-def test_when_time_is_over_all_is_ended_and_the_next_allocation_goes_on(
+def test_when_time_is_over_the_next_allocation_goes_on(
     allocation: Allocation,
 ) -> None:
     first = allocation.start()
@@ -162,7 +162,7 @@ def test_secrets_and_results_are_the_user_s_alone(allocation: Allocation) -> Non
     }
 
 
-def test_a_node_that_does_not_join_is_named_and_the_others_go_on(allocation: Allocation) -> None:
+def test_a_node_that_does_not_join_is_named_and_others_go_on(allocation: Allocation) -> None:
     process = allocation.start(BAD_NODE="second")
     allocation.wait_for("serve")
     process.terminate()

@@ -31,13 +31,13 @@ def named_in_the_code() -> set[str]:
     return found - OF_TESTS
 
 
-def test_the_list_has_every_setting_and_all_that_the_code_names_and_nothing_else() -> None:
+def test_the_list_has_every_setting_the_code_names_and_no_more() -> None:
     settings = {PREFIX + name.upper() for name in Settings.model_fields}
 
     assert settings | named_in_the_code() == KNOWN, "change the list in eigensweep/variables.py"
 
 
-def test_a_slip_of_the_pen_is_told_with_the_nearest_name_and_without_its_value(
+def test_a_slip_is_told_with_the_nearest_name_and_no_value(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     environment = {"EIGENSWEEP_TOKN": SECRET, "EIGENSWEEP_HOME": "/x", "eigensweep_port": "1"}

@@ -89,7 +89,7 @@ def make_environment() -> dict[str, str]:
 
     What `PYTHONPATH` names already stays: pydantic may lie there.
     """
-    folders = ("tests", "tests/models", "tests/tasks", "tests/workers")
+    folders = ("tests", "tests/helpers", "tests/models", "tests/workers")
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     helpers = (ROOT, *(ROOT / folder for folder in folders), *filter(None, named))
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, helpers))}

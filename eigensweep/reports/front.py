@@ -156,11 +156,20 @@ def _earlier_rows(report: EarlierReport) -> Iterator[tuple[str, ...]]:
     for number, (says, verdict) in enumerate(report.claims):
         words = verdict
         if not report.stands:
-            hours = _core_hours(report.name, "short")
-            words = f"to be judged again (was: {verdict}): its trials were not kept; {hours} in "
-            words += f"the short budget, {_core_hours(report.name, 'full')} in full"
+            words = f"to be judged again (was: {verdict}): its trials were not kept; "
+            words += _need_words(report.name, claims.get(says))
         paper = _paper_words(report.name, claims[says]) if says in claims else ""
         yield link, f"**{says}**" if number == 0 else says, paper, "in its report", words, "", ""
+
+
+def _need_words(name: str, claim: Claim | None) -> str:
+    """Return what it takes to judge a claim again."""
+    full = f"{_core_hours(name, 'full')} in full"
+    if claim is not None and claim.not_short is not None:
+        return f"decided in the full budget alone, with {full}"
+    confirms = claim is not None and claim.short_confirms
+    can = ", which can confirm it and not refute it" if confirms else ""
+    return f"{_core_hours(name, 'short')} in the short budget{can}, {full}"
 
 
 def write_logs(shown: Mapping[str, Shown], earlier: Mapping[str, EarlierReport]) -> list[str]:

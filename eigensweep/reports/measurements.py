@@ -194,6 +194,27 @@ class Measured:
         return self._better(self.arms[arm], name)
 
 
+def join_trials(first: MeasuredExperiment, wider: MeasuredExperiment) -> MeasuredExperiment:
+    """Return an experiment whose trials have the seeds that `wider` added to some of them."""
+
+    def widen(trial: MeasuredTrial) -> MeasuredTrial:
+        place = trial.arm, trial.params
+        found = next((each for each in wider.trials if (each.arm, each.params) == place), trial)
+        more = max(
+            trial, found, key=lambda each: len(Result.from_dict(each.result or {}).by_replicate)
+        )
+        return more.model_copy(update={"number": trial.number})
+
+    return wider.model_copy(
+        update={
+            "trials": tuple(map(widen, first.trials)),
+            "spec": first.spec,
+            "started_at": first.started_at,
+            "problem": first.problem or wider.problem,
+        }
+    )
+
+
 @dataclass(frozen=True)
 class AnalysisNumbers:
     """The results of the analyses of a reproduction."""

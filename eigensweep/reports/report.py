@@ -98,6 +98,8 @@ class ClaimFound(Strict):
     """Whether the budget is meant to decide it. The first claim is the primary one."""
     setting: Literal["as plotted", "matched"] | None = None
     """Whether the sides differ in all that the paper's runs differ in, or in one thing alone."""
+    stuck: bool = False
+    """Whether no further seeds decide it: some diverged of a side that is shown to do well."""
     comparisons: tuple[Comparison, ...] = ()
 
 
@@ -270,7 +272,7 @@ class ReportContent(Strict):
 def make_report(results: Results, id: str = "") -> ReportContent:
     """Return the report of results, judged by the suite and the rules of now."""
     suite = load_suite(results.name)
-    specs = make_specs(results.name, results.budget, results.added)
+    specs = make_specs(results.name, results.budget)
     curves = KeptCurves(results)
     measured = {each.label: Measured(each, curves) for each in results.experiments}
     for label, spec in specs.items():
@@ -302,7 +304,7 @@ def make_report(results: Results, id: str = "") -> ReportContent:
         needs=suite.needs,
         verdict=whole.verdict,
         words=whole.because,
-        looks=find_looks(results, whole.verdict),
+        looks=find_looks(results, whole.verdict, stuck=any(claim.stuck for claim in claims[:1])),
         claims=claims,
         picture=suite.picture,
         numbers=numbers,
@@ -337,8 +339,10 @@ def make_report(results: Results, id: str = "") -> ReportContent:
     )
 
 
-def find_looks(results: Results, verdict: Verdict) -> LooksFound | None:
+def find_looks(results: Results, verdict: Verdict, *, stuck: bool) -> LooksFound | None:
     """Return what adding seeds has come to, and how many more the next look needs.
+
+    `stuck`: no further seeds decide the primary claim.
 
     It is a function of the results alone, so whoever starts anew finds the same. At each look there
     are a quarter more seeds, or as many as the time that is left is enough for.
@@ -355,7 +359,7 @@ def find_looks(results: Results, verdict: Verdict) -> LooksFound | None:
         ended=None,
         wanted=None,
     )
-    if verdict != "not distinguishable" or first is None:
+    if verdict != "not distinguishable" or first is None or stuck:
         decided = verdict in ("holds", "does not hold", "equivalent")
         return found.model_copy(update={"ended": "decided" if decided else "not by seeds"})
     more = min(max(1, found.seeds[-1] // 4), until.most - found.seeds[-1])
@@ -369,17 +373,19 @@ def find_looks(results: Results, verdict: Verdict) -> LooksFound | None:
 
 
 def _count_core_hours(results: Results) -> tuple[float, float]:
-    """Return the core-hours of added seeds, and those of one seed of all arms."""
-    suite, first = load_suite(results.name), make_specs(results.name, results.budget)
-    spent, each = 0.0, 0.0
+    """Return the core-hours of added seeds, and those of one seed of all that is compared."""
+    deciding, spent, each = find_deciding(load_suite(results.name)), 0.0, 0.0
+    first, wider = (make_specs(results.name, results.budget, added) for added in (0, 1))
     for experiment in results.experiments:
-        if experiment.label in find_deciding(suite) & first.keys():
+        if experiment.label in deciding.keys() & first.keys():
             spec = ExperimentSpec.from_stored(experiment.spec)
             begun = range(spec.seed, spec.seed + first[experiment.label].replicates)
+            compared = [(point.arm, point.params) for point in wider[experiment.label].space()]
             for trial in experiment.trials:
                 seeds = Result.from_dict(trial.result or {}).by_replicate
                 hours = [seed.seconds * spec.resources.cpus / 3600 for seed in seeds]
-                each += fmean(hours or [0.0])
+                if (trial.arm, trial.params) in compared:
+                    each += fmean(hours or [0.0])
                 spent += sum(
                     took for seed, took in zip(seeds, hours, strict=True) if seed.seed not in begun
                 )
@@ -414,6 +420,7 @@ def _judge(
         by=name_measure(claim.by),
         counts=not (budget == "short" and claim.not_short is not None),
         setting=claim.setting,
+        stuck=found.stuck,
         comparisons=tuple(
             Comparison(
                 better=pair.better,

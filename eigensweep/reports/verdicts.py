@@ -116,6 +116,8 @@ class Pair:
     """The smallest p-value that first steps of so many seeds can give."""
     seeds: int | None = None
     """Seeds at which an open difference of this size and spread is decided, about."""
+    stuck: bool = False
+    """Whether no further seeds decide it: the first side is better, and some of it diverged."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,8 @@ class Judgement:
     verdict: Verdict
     because: str
     pairs: tuple[Pair, ...] = ()
+    stuck: bool = False
+    """Whether no further seeds decide it: some diverged of a side that is shown to do well."""
 
 
 def judge_order(
@@ -174,7 +178,9 @@ def judge_order(
         )
         for other in others
     )
-    return Judgement(*_combine(pair.verdict for pair in pairs), pairs)
+    open_ones = [pair for pair in pairs if pair.verdict == "not distinguishable"]
+    stuck = bool(open_ones) and all(pair.stuck for pair in open_ones)
+    return Judgement(*_combine(pair.verdict for pair in pairs), pairs, stuck)
 
 
 def judge_alike(
@@ -259,8 +265,9 @@ def judge_bounds(
     above = at_least is None or low >= at_least
     below = at_most is None or high <= at_most
     if above and below:
-        is_open = side.diverged and succeeds
-        return Judgement("not distinguishable" if is_open else "holds", words)
+        if side.diverged and succeeds:
+            return Judgement("not distinguishable", words, stuck=True)
+        return Judgement("holds", words)
     outside = (at_least is not None and high < at_least) or (at_most is not None and low > at_most)
     return Judgement("does not hold" if outside else "not distinguishable", words)
 
@@ -399,7 +406,8 @@ def _describe(
     verdict: Verdict = verdicts.get(found.verdict, "not distinguishable")
     if found.verdict == "not comparable" and found.n == 0:
         verdict = "not comparable"
-    if verdict == "holds" and side.diverged:
+    stuck = verdict == "holds" and bool(side.diverged)
+    if stuck:
         verdict = "not distinguishable"
         because += f"; {name} diverged in {say_count(len(side.diverged), 'seed')}"
     ratio = detectable = detectable_ratio = least_p = None
@@ -448,8 +456,9 @@ def _describe(
         detectable_ratio,
         least_p,
         find_seeds(abs(found.mean) / found.sd)
-        if found.mean is not None and found.sd and verdict == "not distinguishable"
+        if found.mean is not None and found.sd and verdict == "not distinguishable" and not stuck
         else None,
+        stuck and verdict == "not distinguishable",
     )
 
 

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from eigensweep.reports.measurements import Measured
+from eigensweep.reports.measurements import Measured, join_trials
 from eigensweep.reports.messages import (
     MadeAnalysis,
     MeasuredExperiment,
@@ -77,7 +77,7 @@ class ReproductionHandler(Handler):
 
     def _look_after(self, found: ReproductionRecord) -> ReproductionRecord:
         """Ask for the analyses once the experiments are over; then let the report be made."""
-        ids = [each.id for each in found.experiments.values() if each.id is not None]
+        ids = [each.id for each in found.posted if each.id is not None]
         if any(self.record.row(id).state not in ENDED for id in ids):
             return found
         suite = load_suite(found.name)
@@ -127,18 +127,19 @@ class ReproductionHandler(Handler):
         """Return the experiment and the trial that an analysis is about."""
         if analysis.experiment is None:
             return None, None
-        posted = found.experiments[analysis.experiment]
-        if posted.id is None:
-            raise NotFoundError(posted.problem)
-        if analysis.arm is None:
-            return posted.id, None
-        spec = make_specs(found.name, found.budget, found.added)[analysis.experiment]
-        measured = Measured(
-            self._measure(found.name, analysis.experiment, spec, posted), Store(self.storage)
+        label = analysis.experiment
+        whole, widest = (
+            some[label] for some in (found.first or found.experiments, found.experiments)
         )
-        if analysis.arm not in measured.arms:
-            raise NotFoundError(f"no trial of arm '{analysis.arm}' trained to an end")
-        return posted.id, measured.arms[analysis.arm].trial.number
+        if whole.id is None:
+            raise NotFoundError(whole.problem)
+        if analysis.arm is None:
+            return whole.id, None
+        for posted in (widest, whole):
+            measured = Measured(self._measure(found, label, posted), Store(self.storage))
+            if posted.id is not None and analysis.arm in measured.arms:
+                return posted.id, measured.arms[analysis.arm].trial.number
+        raise NotFoundError(f"no trial of arm '{analysis.arm}' trained to an end")
 
     def _report(self, found: ReproductionRecord) -> None:
         """Make the report in a child process, and record how that ended."""
@@ -156,16 +157,13 @@ class ReproductionHandler(Handler):
 
     def make_order(self, found: ReproductionRecord) -> ReportOrder:
         """Return the input of a report: the posted experiments, and the analyses."""
-        specs = make_specs(found.name, found.budget, found.added)
         labels = load_suite(found.name).experiments.keys() & found.experiments.keys()
         return ReportOrder(
             id=found.id,
             name=found.name,
             budget=found.budget,
             experiments=[
-                self._measure(found.name, label, self._find_spec(posted) or specs[label], posted)
-                for label, posted in found.experiments.items()
-                if label in labels
+                self._measure_all(found, label) for label in found.experiments if label in labels
             ],
             analyses=[self._describe(found, each) for each in found.analyses or ()],
             until=found.until,
@@ -173,16 +171,23 @@ class ReproductionHandler(Handler):
             mlflow_uri=self.mlflow.uri if self.mlflow else None,
         )
 
-    def _find_spec(self, posted: Posted) -> ExperimentSpec | None:
-        """Return the spec of an experiment as it was posted; None if it was not."""
+    def _measure_all(self, found: ReproductionRecord, label: str) -> MeasuredExperiment:
+        """Return an experiment at its end, with all seeds that were added to its trials."""
+        measured = self._measure(found, label, found.experiments[label])
+        whole = found.first.get(label, found.experiments[label])
+        if whole == found.experiments[label]:
+            return measured
+        return join_trials(self._measure(found, label, whole), measured)
+
+    def _find_spec(self, found: ReproductionRecord, label: str, posted: Posted) -> ExperimentSpec:
+        """Return the spec of an experiment as it was posted, or would have been."""
         if posted.id is None:
-            return None
+            return make_specs(found.name, found.budget, found.added)[label]
         return ExperimentSpec.from_stored(self.record.row(posted.id).spec)
 
-    def _measure(
-        self, name: str, label: str, spec: ExperimentSpec, posted: Posted
-    ) -> MeasuredExperiment:
-        metric, experiment = spec.objective_metric, load_suite(name).experiments[label]
+    def _measure(self, found: ReproductionRecord, label: str, posted: Posted) -> MeasuredExperiment:
+        spec = self._find_spec(found, label, posted)
+        metric, experiment = spec.objective_metric, load_suite(found.name).experiments[label]
         about = {
             "label": label,
             "id": posted.id,

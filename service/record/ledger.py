@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final, TypeVar, cast
 from uuid import uuid4
 
-from sqlalchemy import ColumnElement, Connection, and_, bindparam, or_, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, or_, select, update
 from sqlalchemy.orm import Session
 
 from eigensweep.service.record import database
@@ -329,8 +329,7 @@ class RecordLedger:
 
     def find_part(self, config_hash: str, seed: int, steps: int) -> Finished | None:
         ended = [TrialRow.steps == steps, TrialRow.result.is_not(None)]
-        is_taken_up = and_(TrialRow.state == "diverged", TrialRow.attempt == 0)
-        states = or_(TrialRow.state == "completed", is_taken_up)
+        states = or_(TrialRow.state == "completed", TrialRow.state == "diverged")
         most = TrialRow.replicates.desc()
         return self._find_completed(config_hash, seed, None, *ended, first=most, states=states)
 
@@ -353,7 +352,7 @@ class RecordLedger:
                 *conditions,
             )
             rows = session.scalars(same.order_by(first, TrialRow.replicates))
-            found = next(filter(_is_by_its_code, rows), None)
+            found = next((row for row in rows if _is_by_its_code(row) and _is_whole(row)), None)
             if found is None:
                 return None
             source = Source(found.experiment_id, found.number, found.run_id)
@@ -583,6 +582,12 @@ def load_earlier(
 def _is_by_its_code(trial: TrialRow) -> bool:
     """Tell whether a trial was trained by the code that its hash names, from beginning to end."""
     return trial.scores.get("code") == (trial.config or {}).get("code")
+
+
+def _is_whole(trial: TrialRow) -> bool:
+    """Tell whether all seeds of a trial came to an end: one that diverged may have ended others."""
+    seeds = Result.from_dict(trial.result or {}).by_replicate
+    return trial.state != "diverged" or all(each.outcome is not None for each in seeds)
 
 
 def _entry(trial: TrialRow, reports: dict[int, Metrics], place: Place | None) -> TrialEntry:

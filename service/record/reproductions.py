@@ -13,7 +13,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -76,6 +76,9 @@ class ReproductionRecord(AskedJob):
     state: ReproductionState
     owner: str = OPERATOR
     experiments: dict[str, Posted]
+    first: dict[str, Posted] = field(default_factory=dict)
+    """Those before seeds were added: others have the trials alone that the primary claim compares.
+    Empty while none were."""
     analyses: tuple[Wanted, ...] | None = None
     """None before they are asked for."""
     verdict: str | None = None
@@ -89,18 +92,27 @@ class ReproductionRecord(AskedJob):
         """Seeds that were added until the primary claim was decided."""
         return 0 if self.until is None else self.until.added
 
+    @property
+    def posted(self) -> set[Posted]:
+        """All of its experiments."""
+        return {*self.first.values(), *self.experiments.values()}
+
     @classmethod
     def of(cls, job: JobRow) -> Self:
         read = super().of(job)
-        posted: Any = read.experiments
         asked: Any = read.analyses
         until: Any = read.until
         return replace(
             read,
-            experiments={label: Posted(**each) for label, each in posted.items()},
+            experiments=_read_posted(read.experiments),
+            first=_read_posted(read.first),
             analyses=None if asked is None else tuple(Wanted(**each) for each in asked),
             until=until and Until(**{**until, "looks": tuple(until["looks"])}),
         )
+
+
+def _read_posted(stored: Any) -> dict[str, Posted]:
+    return {label: Posted(**each) for label, each in stored.items()}
 
 
 @dataclass
@@ -149,8 +161,10 @@ class Reproductions:
                 earlier.state in OPEN or (self._is_complete(earlier) and earlier.until == until)
             ):
                 return earlier, False
-            specs = make_specs(name, budget, 0 if until is None else until.added)
-            self.record.check_quotas(list(specs.values()), owner)
+            specs, first = make_specs(name, budget), dict[str, ExperimentSpec]()
+            if until is not None and until.added:
+                specs, first = make_specs(name, budget, until.added), specs
+            self.record.check_quotas([*first.values(), *specs.values()], owner)
             self._take_up(name, budget)
             opened = ReproductionRecord(
                 id=id,
@@ -158,7 +172,8 @@ class Reproductions:
                 budget=budget,
                 state="running",
                 created_at=time.time() if earlier is None else earlier.created_at,
-                experiments={label: self._post(spec, owner) for label, spec in specs.items()},
+                experiments=self._post_all(specs, owner),
+                first=self._post_all(first, owner),
                 owner=owner,
                 until=until,
             )
@@ -196,13 +211,16 @@ class Reproductions:
     def _is_complete(self, found: ReproductionRecord) -> bool:
         if found.state != "finished" or not (self.folder / found.id / JSON).is_file():
             return False
-        if any(each.id is None for each in found.experiments.values()):
+        if any(each.id is None for each in found.posted):
             return False  # a corpus that was missing may have come
-        ids = [each.id for each in found.experiments.values() if each.id]
+        ids = [each.id for each in found.posted if each.id]
         try:
             return all(self.record.row(id).state == "completed" for id in ids)
         except ExperimentNotFoundError:  # it was deleted
             return False
+
+    def _post_all(self, specs: Mapping[str, ExperimentSpec], owner: str) -> dict[str, Posted]:
+        return {label: self._post(spec, owner) for label, spec in specs.items()}
 
     def _post(self, spec: ExperimentSpec, owner: str) -> Posted:
         """Queue an experiment, or find the same one; one that failed is queued once more."""
@@ -265,7 +283,7 @@ class Reproductions:
             return found
         if found.state not in OPEN:
             raise AlreadyEndedError(f"reproduction {id} is over: it has {found.state}")
-        for each in found.experiments.values():
+        for each in found.posted:
             with suppress(WrongStateError, ExperimentNotFoundError):
                 if each.id is not None and may_cancel(self.record.row(each.id).owner):
                     self.record.cancel(each.id)
@@ -292,13 +310,17 @@ class Reproductions:
         )
 
     def widen(self, found: ReproductionRecord, added: int) -> ReproductionRecord:
-        """Queue its experiments with so many added seeds; trained seeds are taken over."""
+        """Queue what decides its primary claim with so many added seeds.
+
+        Trained seeds are taken over.
+        """
         specs = make_specs(found.name, found.budget, added)
         return self.change(
             found,
             state="running",
             until=(found.until or Until()).after(added),
-            experiments={label: self._post(spec, found.owner) for label, spec in specs.items()},
+            experiments=self._post_all(specs, found.owner),
+            first=found.first or found.experiments,
             analyses=None,
         )
 

@@ -123,7 +123,7 @@ def analyse(name: str, subject: Any, folders: Folders, **options: Any) -> dict[s
 
 
 class TestWeights:
-    def test_the_last_weights_are_the_checkpoint_s_in_double_precision(self, enrnn, folders):
+    def test_the_last_weights_are_the_checkpoints_as_doubles(self, enrnn, folders):
         network = load_network(TrialOptions(), enrnn, folders)
         state = load_snapshot(enrnn, 0, folders).state["model"]
         assert network.step == 12
@@ -151,7 +151,7 @@ class TestWeights:
         with pytest.raises(ValueError, match="no checkpoint of trial 0"):
             load_network(TrialOptions(), gone, folders)
 
-    def test_weights_that_are_not_finite_are_refused_with_those_that_are(
+    def test_weights_that_are_not_finite_are_refused_with_the_rest(
         self, enrnn, folders, monkeypatch
     ):
         kept = load_snapshot(enrnn, 0, folders)
@@ -303,7 +303,7 @@ class TestSizeStudy:
         content = analyse("size_study", sizes, folders, parameter="optimizer.lr")
         assert [one["size"] for one in content["sizes"]] == [1e-9, 1e-2]
 
-    def test_a_size_that_varies_nowhere_is_refused_with_those_that_do(self, sizes):
+    def test_a_size_that_varies_nowhere_is_refused_with_the_others(self, sizes):
         analysis = ANALYSES["size_study"]
         options = analysis.Options.model_validate({"parameter": "model.width"})
         with pytest.raises(ValueError, match=r"model\.short_size, optimizer\.lr"):
@@ -350,7 +350,7 @@ class TestSizeStudyOfSeveralArms:
             ("enrnn_tanh", 8, 24),
         }
 
-    def test_the_picture_joins_no_two_arms_and_names_each_in_a_legend(self, arms, folders):
+    def test_the_picture_joins_no_two_arms_and_names_each(self, arms, folders):
         analysis = ANALYSES["size_study"]
         content = analysis.run(analysis.Options(), arms, folders).content
         curves, ends = analysis.plot(content).axes

@@ -88,7 +88,7 @@ def test_what_is_drawn_has_the_shapes_and_ranges_of_the_task(workload):
     assert batch.y.max() < shapes.output_size
 
 
-def test_the_lstm_beside_a_model_is_the_largest_with_no_more_parameters():
+def test_the_lstm_beside_a_model_has_at_most_its_parameters():
     shapes = TASKS["copying"].Config().shapes
     n = lstm_size(22_000, shapes)
 

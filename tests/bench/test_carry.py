@@ -16,7 +16,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
-from needed_packages import close
+from helpers.needed_packages import close
 from test_images import SERVICE, WORKER
 
 from bench import carry
@@ -124,7 +124,7 @@ def test_who_brought_nothing_along_is_told(tmp_path, capfd):
     assert "nothing was brought along" in capfd.readouterr().err
 
 
-def test_an_archive_that_lacks_a_part_is_left_aside_and_the_wheels_are_used(carried, capsys):
+def test_an_archive_that_lacks_a_part_gives_way_to_the_wheels(carried, capsys):
     parts = sorted(carried.glob(carry.PARTS))
     assert len(parts) > 1
     parts[1].unlink()
@@ -140,7 +140,7 @@ def test_an_archive_that_lacks_a_part_is_left_aside_and_the_wheels_are_used(carr
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_sweep_runs_from_the_archive_where_there_is_pytorch_alone(tmp_path, monkeypatch):
+def test_a_sweep_runs_from_the_archive_beside_pytorch_alone(tmp_path, monkeypatch):
     """As on a machine with a GPU, but for the GPU, and the versions of Python and PyTorch."""
     installed = close(WORKER + SERVICE)
     carried = {name for name in installed if carry.is_carried(name)}

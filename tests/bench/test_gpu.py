@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from compilers import need_nvrtc
-from needed_packages import close, find_modules
+from helpers.compilers import need_nvrtc
+from helpers.needed_packages import close, find_modules
 from packaging.utils import canonicalize_name
 
 from bench import carry
@@ -87,7 +87,7 @@ def notes(tmp_path):
     return notes
 
 
-def test_what_the_kit_imports_is_on_a_bare_machine_or_brought_along(tmp_path):
+def test_a_bare_machine_has_what_the_kit_imports_or_gets_it(tmp_path):
     program = (
         "import importlib, pkgutil, bench.gpu\n"
         "for module in pkgutil.iter_modules(bench.gpu.__path__):\n"
@@ -160,7 +160,7 @@ class TestARun:
         assert not anyway._plan_for(60.0).is_wrong("lstm")
 
     @pytest.mark.slow
-    def test_a_section_that_falls_is_begun_anew_without_what_ended_it(self, tmp_path, monkeypatch):
+    def test_a_section_that_falls_restarts_without_what_ended_it(self, tmp_path, monkeypatch):
         (tmp_path / "falling").mkdir()
         (tmp_path / "falling" / "section.py").write_text(
             "import os\n"
@@ -179,9 +179,7 @@ class TestARun:
         assert found["parts"] == {"first": 1, "third": 3}
         assert found["failed"] == {"second": "the process of section section ended with 9"}
 
-    def test_a_section_whose_time_is_over_keeps_and_tells_what_it_had_reached(
-        self, tmp_path, monkeypatch, capsys
-    ):
+    def test_a_section_out_of_time_keeps_what_it_had_reached(self, tmp_path, monkeypatch, capsys):
         def start(name, path, end):
             notes = Notes.read(path)
             assert 0 < notes.seconds_left < 60
@@ -231,7 +229,7 @@ class TestNotes:
         assert "failed: bad: RuntimeError: no such kernel and more" in capsys.readouterr().out
         assert Notes.read(notes.path).failed == notes.failed
 
-    def test_variants_take_turns_and_one_that_fails_leaves_the_others_theirs(self, notes):
+    def test_variants_take_turns_and_one_that_fails_harms_no_other(self, notes):
         def fail():
             raise RuntimeError("not here")
 
@@ -260,7 +258,7 @@ class TestGoals:
 
 
 class TestIdleness:
-    def test_lanes_are_idle_between_spans_and_nothing_counts_after_the_end(self):
+    def test_lanes_are_idle_between_spans_and_not_after_the_end(self):
         spans = [Span(0, 2, 4, 3, 1), Span(3, 2, 4, 4, 0)]
         assert occupancy.measure_idleness(spans, lanes=4, end=4) == 37.5
 
@@ -328,7 +326,7 @@ class TestWhatIsWrong:
         part = one_lane.PARTS["copying-128"]
         assert "asrnn, one lane" in one_lane.make_works(part, small(WORKLOADS["copying-128"]), plan)
 
-    def test_packages_that_were_brought_along_stay_where_tests_find_them(self, monkeypatch):
+    def test_tests_find_packages_that_were_brought_along(self, monkeypatch):
         monkeypatch.setenv("PYTHONPATH", "/brought/along")
         assert "/brought/along" in tests.make_environment()["PYTHONPATH"].split(os.pathsep)
 
@@ -345,7 +343,7 @@ class TestWhatIsWrong:
 
 class TestSections:
     @pytest.mark.slow
-    def test_kernels_are_compiled_side_by_side_and_their_registers_shown(
+    def test_kernels_compile_side_by_side_and_show_their_registers(
         self, notes, tmp_path, monkeypatch
     ):
         need_nvrtc()
@@ -383,7 +381,7 @@ class TestSections:
         assert set(notes.goals) == {"ptb-32"}
 
     @pytest.mark.slow
-    def test_lanes_are_counted_against_one_core_and_cost_only_where_a_price_is_given(self, notes):
+    def test_lanes_count_against_one_core_and_cost_what_is_priced(self, notes):
         notes.plan = replace(SMALL, price=3.0)
 
         lanes.measure(notes.plan, notes)
@@ -433,7 +431,7 @@ class TestSections:
             )
 
     @pytest.mark.slow
-    def test_the_gpu_tests_are_found_and_skipped_where_there_is_no_gpu(self, notes, capfd):
+    def test_gpu_tests_are_found_and_skipped_without_a_gpu(self, notes, capfd):
         if torch.cuda.is_available():
             pytest.skip("a CUDA device is here: `make gpu` runs them")
 

@@ -20,7 +20,7 @@ def trial(value, *objectives):
 EXPERIMENT = SimpleNamespace(content={"baseline": 1.0})
 
 
-def test_a_model_learned_at_the_first_report_below_half_the_baseline():
+def test_a_model_learned_once_a_report_is_below_half_baseline():
     assert verdict(EXPERIMENT, trial(0.01, 0.9, 0.49, 0.01)) == (
         "yes, by step 200; best 0.01 of the baseline"
     )

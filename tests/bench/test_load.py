@@ -12,7 +12,7 @@ from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Settings
 
 
-def test_every_request_of_readers_streams_and_clients_is_measured(scripted_service):
+def test_requests_of_readers_streams_and_clients_are_measured(scripted_service):
     spec = load.one_step(trials=4, offset=9)
     with closing(load.Visitor(scripted_service)) as visitor:
         id = json.loads(visitor.ask("/v1/experiments", spec)[1])["id"]

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from compilers import need_compiler
+from helpers.compilers import need_compiler
 
 from bench.limits import OPERATIONS, operations, peak, step_product, weight_product
 from bench.memory import peaks_mb
@@ -78,7 +78,7 @@ class TestLimit:
         assert weight.out.shape == (self.n, self.n)
         assert weight.left.shape == (self.n, self.B * self.T)
 
-    def test_the_peak_is_measured_by_as_many_operations_in_registers(self):
+    def test_the_peak_is_measured_by_operations_in_registers(self):
         need_compiler()
         core = peak()
         assert core is not None
@@ -97,7 +97,7 @@ def test_a_plain_loop_holds_all_that_its_steps_made():
     assert loop > 4 * states
 
 
-def test_a_workload_has_the_sizes_that_the_speed_was_promised_for():
+def test_a_workload_has_the_sizes_of_the_promised_speed():
     titles = {w.title() for w in WORKLOADS.values() if w.floor}
     assert titles == {
         "copying-20: B=20 n=192 T=2020",

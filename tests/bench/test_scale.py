@@ -60,7 +60,7 @@ def test_a_driver_keeps_little_of_trials_that_have_ended(tmp_path: Path, seen: d
     assert seen["driver"].sweep.study.trials() == [], "a search at random has none in Optuna"
 
 
-def test_trials_shorter_than_the_start_of_a_process_let_each_process_come_up(
+def test_very_short_trials_still_let_each_process_come_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     played: list[Any] = []
@@ -82,7 +82,7 @@ def test_trials_that_wait_for_a_slot_begin_when_others_end(tmp_path: Path, seen:
     assert max(seen["held"]) >= SLOTS
 
 
-def test_a_process_that_is_used_again_hears_of_its_trial_once_and_after_the_ledger(
+def test_a_reused_process_hears_of_its_trial_after_the_ledger(
     tmp_path: Path, seen: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ):
     called: list[str] = []

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from compilers import need_libraries, need_nvrtc
-from small_models import REQUIRED
+from helpers.compilers import need_libraries, need_nvrtc
+from helpers.small_models import REQUIRED
 
 from eigensweep.models import MODELS
 from eigensweep.models.recurrence.native import ungated

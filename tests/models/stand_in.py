@@ -22,7 +22,7 @@ from unittest import mock
 import test_cuda_gated
 import test_cuda_scan
 import torch
-from agreement import assert_close
+from helpers.agreement import assert_close
 
 from eigensweep.models.recurrence import reference
 from eigensweep.models.recurrence.cuda import gated, kernels, scan

@@ -29,7 +29,7 @@ def enrnn(nets):
     return nets.generic("enrnn", shapes, short_size=4, negative_ones=2)
 
 
-def test_the_maps_are_the_norms_of_the_two_blocks_of_the_jacobian(enrnn, nets):
+def test_the_maps_are_norms_of_the_blocks_of_the_jacobian(enrnn, nets):
     x = nets.input(enrnn.shapes, STEPS, BATCH).double()
 
     found = gradient_norms(enrnn, x)
@@ -87,7 +87,7 @@ def test_every_model_has_maps_that_match_its_jacobian(nets, name, kind):
     torch.testing.assert_close(total, expected, rtol=1e-9, atol=1e-11)
 
 
-def test_a_spectral_norm_is_the_largest_singular_value_however_small():
+def test_a_spectral_norm_is_the_largest_singular_value():
     generator = torch.Generator().manual_seed(0)
     J = torch.randn(20, 2, 5, generator=generator, dtype=torch.float64)
     J = J * torch.logspace(-300, 300, 20, dtype=torch.float64)[:, None, None]

@@ -48,7 +48,7 @@ def curve(d: float, alpha: float, beta: float, size: int = 100, steps: int = 150
 
 class TestTransientNorms:
     @pytest.mark.parametrize("setting", NORMS)
-    def test_the_means_are_those_of_the_reference_to_every_printed_digit(self, setting):
+    def test_the_means_are_those_of_the_reference_digit_by_digit(self, setting):
         row, largest, at = NORMS[setting]
         norm = transient(feed_forward(*setting), ensemble()).norm
         assert " ".join(f"{norm[t].item():.4g}" for t in TIMES) == row
@@ -74,13 +74,13 @@ class TestTransientNorms:
 
 class TestFisherMemory:
     @pytest.mark.parametrize("row", ROWS, ids=[" ".join(row[:3]) for row in ROWS])
-    def test_the_curves_are_those_of_the_reference_to_every_printed_digit(self, row):
+    def test_the_curves_are_those_of_the_reference_digit_by_digit(self, row):
         J = curve(*map(float, row[:3]))
         assert f"{J.sum().item():.4f}" == row[3]
         assert [f"{J[t].item():.4g}" for t in AT] == row[4:]
 
     @pytest.mark.parametrize("alpha", [0.8, 1.0, 1.2])
-    def test_a_chain_shares_its_memory_with_the_noise_of_all_steps_before(self, alpha):
+    def test_a_chain_shares_its_memory_with_the_noise_before(self, alpha):
         J = curve(0, alpha, 0, size=30, steps=40)
         powers = alpha ** (2 * np.arange(30))
         expected = np.concatenate([powers / powers.cumsum(), np.zeros(10)])

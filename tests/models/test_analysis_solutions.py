@@ -46,7 +46,7 @@ def test_the_scores_are_those_of_the_network_that_is_run():
         (32, 8, 10, 4, 30),
     ],
 )
-def test_successes_fall_with_the_string_and_slowly_with_the_alphabet(
+def test_successes_fall_with_the_string_less_with_the_alphabet(
     planes, symbols, recalls, least, most
 ):
     assert least <= successes(planes, symbols, recalls) <= most

@@ -23,7 +23,7 @@ def test_a_scaled_rotation_has_its_angle_and_its_factor():
     assert found.singular_values.tolist() == pytest.approx([0.5, 0.5])
 
 
-def test_a_shear_has_small_eigenvalues_and_a_large_singular_value():
+def test_a_shear_has_small_eigenvalues_but_a_large_norm():
     found = spectrum(torch.tensor([[0.5, 5.0], [0.0, 0.5]]))
     assert found.eigenvalues.abs().tolist() == pytest.approx([0.5, 0.5])
     assert found.singular_values[0].item() == pytest.approx(5.0495, abs=1e-4)
@@ -81,7 +81,7 @@ def test_a_trace_is_the_states_of_one_sequence(nets):
     torch.testing.assert_close(hidden_trace(model, x[:, 1]), model.states(x)[:, 1].detach())
 
 
-def test_the_constructed_adder_moves_at_its_marks_and_nowhere_else(nets):
+def test_the_constructed_adder_moves_at_its_marks_only(nets):
     shapes = nets.shapes(input_size=2, output_size=1, input_kind="values", readout="last")
     model = nets.build("constructed_adding", shapes, hidden_size=1)
     x = torch.rand(9, 2)

@@ -37,7 +37,7 @@ def test_both_forms_give_the_same_values_states_and_gradients(nets, readout, con
         same(one.grad, two.grad, 1e-9 * max(1.0, two.grad.norm().item()))
 
 
-def test_the_matrix_of_the_similar_form_has_eigenvalues_on_the_unit_circle(nets):
+def test_the_similar_form_has_eigenvalues_on_the_unit_circle(nets):
     model = nets.generic("asrnn")
     W_f, inverse = model.saturation_matrix()
     values = torch.linalg.eigvals(W_f @ model.recurrent_matrix() @ inverse)
@@ -77,7 +77,7 @@ def test_the_jacobian_of_a_step_is_the_papers(nets):
     same(found, inverse @ torch.diag(slope) @ W_f @ model.recurrent_matrix())
 
 
-def test_with_u_f_the_identity_the_singular_values_of_a_step_are_its_slopes(nets):
+def test_with_u_f_one_the_singular_values_are_the_slopes(nets):
     d = torch.linspace(0.2, 2, 10, dtype=torch.float64)
     model = with_saturation(nets.generic("asrnn", nets.shapes(**VALUES)), d)
     x = torch.randn(1, 1, 5, dtype=torch.float64)

@@ -1,9 +1,9 @@
 """The fast complex and GORU recurrences against the readable ones, on each backend."""
 
-import agreement
 import pytest
 import torch
-from agreement import (
+from helpers import agreement
+from helpers.agreement import (
     assert_close,
     assert_close_where_finite,
     choose_backend,
@@ -166,7 +166,7 @@ class TestEachBackend:
         wanted = [t for t in (x, *leaves) if t.requires_grad]
         assert_close(*(torch.autograd.grad(score(*both), wanted) for both in (stacked, expected)))
 
-    def test_a_wrong_shape_or_dtype_is_refused_with_what_is_asked_for(self, backend, cell):
+    def test_a_wrong_shape_or_dtype_is_refused_in_words(self, backend, cell):
         x, leaves = draw(cell, SIZES["odd"])
         for position in range(len(leaves)):
             single = torch.complex64 if leaves[position].is_complex() else torch.float32
@@ -193,7 +193,7 @@ def test_at_zero_modrelu_of_complex_numbers_is_zero_and_smooth(backend, activati
     assert slope[0, 0].tolist() == pytest.approx([expected, 0])
 
 
-def test_the_real_matrix_of_pairs_does_to_them_what_the_complex_one_does():
+def test_the_real_matrix_of_pairs_acts_as_the_complex_one():
     W, h = (torch.randn(*shape, dtype=torch.complex128) for shape in ((7, 7), (7,)))
     composite = torch.cat((h.real, h.imag))
     found = paired_matrix(W) @ interleave(composite)

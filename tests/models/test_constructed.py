@@ -39,7 +39,7 @@ def test_it_does_not_depend_on_the_delay():
     assert torch.equal(answers, batch.y)
 
 
-def test_the_positive_variant_has_room_at_the_answers_and_misses_the_delimiter_alone():
+def test_the_positive_variant_misses_the_delimiter_alone():
     _, batch, answers = copying(100, variant="positive", planes=512)
     wrong = (answers != batch.y).any(1).nonzero().flatten()
     assert wrong.tolist() == [109]
@@ -64,7 +64,7 @@ def test_few_planes_are_too_noisy():
     assert not torch.equal(answers, batch.y)
 
 
-def test_the_clock_of_copying_is_back_after_a_period_and_orthogonal():
+def test_the_clock_of_copying_has_a_period_and_is_orthogonal():
     model, _, _ = copying(20, planes=8)
     W = model.recurrent_matrix().double()
     assert torch.allclose(torch.linalg.matrix_power(W, 30), torch.eye(17).double(), atol=1e-5)
@@ -79,7 +79,7 @@ def test_the_solution_of_adding_is_exact_to_rounding():
     torch.testing.assert_close(found[:, 0], (value * marker).sum(0), atol=1e-14, rtol=0)
 
 
-def test_they_read_sequences_in_two_halves_and_agree_with_their_states():
+def test_two_halves_of_a_sequence_agree_with_their_states():
     model, batch, _ = copying(20, planes=8)
     first, state = model(batch.x[:13])
     second, _ = model(batch.x[13:], state)
@@ -101,7 +101,7 @@ def test_they_have_nothing_to_train_and_stack_all_the_same():
     torch.testing.assert_close(logits, torch.stack([one(batch.x)[0], two(batch.x)[0]]))
 
 
-def test_a_trial_of_one_runs_and_beats_the_baseline_without_a_step_of_learning():
+def test_a_trial_of_one_beats_the_baseline_without_a_step():
     content = {
         "task": {"name": "adding", "length": 30},
         "model": {"name": "constructed_adding"},

@@ -194,7 +194,7 @@ def test_an_odd_all_short_model_is_given_as_long_size_zero(nets):
 
 
 @pytest.mark.parametrize(("name", "fields"), VARIANTS)
-def test_the_free_count_is_the_number_of_entries_that_receive_gradient(nets, name, fields):
+def test_the_free_count_is_that_of_entries_with_a_gradient(nets, name, fields):
     model = nets.generic(name, **fields)
     if model.b is not None:
         model.b.data.abs_()  # no unit is dead
@@ -309,12 +309,12 @@ def test_an_embedding_of_values_is_refused(nets):
         config.resolve(nets.shapes(input_kind="values"))
 
 
-def test_a_unitary_matrix_has_n_squared_degrees_of_freedom_and_twice_as_many_numbers(nets):
+def test_a_unitary_matrix_stores_twice_its_n_squared_freedoms(nets):
     model = nets.build("full_urnn")
     assert model.count_parameters("stored") == model.count_parameters("free") + 10**2
 
 
-def test_a_capacity_given_beside_a_budget_bounds_the_size_from_below(nets):
+def test_a_capacity_beside_a_budget_bounds_the_size_from_below(nets):
     config = nets.config("eurnn", parameters=2_000, capacity=40).resolve(nets.shapes())
     assert config.hidden_size == 68
     with pytest.raises(ValueError, match="with 40 hidden units has 1143 free parameters here"):

@@ -8,8 +8,8 @@ from unittest import mock
 
 import pytest
 import torch
-from agreement import assert_close
-from cuda_program import OnCpu
+from helpers.agreement import assert_close
+from helpers.cuda_program import OnCpu
 
 from eigensweep.models.recurrence import reference
 from eigensweep.models.recurrence.complex_reference import FORMS
@@ -291,7 +291,7 @@ class TestChoice:
     def test_a_cluster_takes_as_few_rows_as_let_all_run_at_once(self, sequences, clusters, rows):
         assert choose_shape(192, sequences, clusters).rows == rows
 
-    def test_where_not_all_run_at_once_the_last_wave_is_not_nearly_empty(self):
+    def test_in_several_waves_the_last_is_not_nearly_empty(self):
         assert choose_shape(192, 2560, clusters=132).rows == 5  # four waves; four rows take five
 
     def test_more_units_than_fit_are_refused(self):
@@ -330,7 +330,7 @@ class TestChoice:
         finally:
             scan._is_loaded.cache_clear()
 
-    def test_all_that_can_be_chosen_later_is_loaded_at_the_first_use(self, monkeypatch):
+    def test_all_that_may_be_chosen_is_loaded_at_the_first_use(self, monkeypatch):
         loaded = set()
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
@@ -367,7 +367,7 @@ def test_clipped_states_leave_the_kernel_with_one_line_of_log(caplog):
 
 @pytest.mark.parametrize("activation", [*ACTIVATIONS, *FORMS])
 @pytest.mark.parametrize("n", [2, 64])
-def test_what_is_tried_on_a_gpu_is_the_same_in_float32_and_float64(n, activation):
+def test_what_a_gpu_tries_is_alike_in_float32_and_float64(n, activation):
     x, leaves = draw_stable(n)
     found = results(recur, x, leaves, activation=activation, backend="torch")
     expected = precise_results(x, leaves, activation)
@@ -389,7 +389,7 @@ def test_on_a_gpu_the_kernel_is_the_reference(n, activation):
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_a_captured_step_gives_what_it_gives_in_any_thread():
+def test_on_a_gpu_a_captured_step_is_the_same_in_any_thread():
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device here")
     x, leaves = draw(64, batch=20, steps=50)

@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from compilers import need_compiler
+from helpers.compilers import need_compiler
 
 from eigensweep.models.recurrence.cuda.scan import SOURCE
 

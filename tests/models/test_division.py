@@ -42,7 +42,7 @@ def test_pivots_are_left_out_until_a_block_has_a_large_inverse():
             torch.testing.assert_close(found, R.mT, atol=1e-14, rtol=0)
 
 
-def test_an_inverse_by_products_of_what_is_not_finite_is_not_finite():
+def test_the_inverse_of_what_is_not_finite_is_not_finite():
     M = torch.eye(200)
     M[150, 3] = torch.nan
     assert not inverse_by_products(M).isfinite().all()

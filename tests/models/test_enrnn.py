@@ -10,7 +10,7 @@ def radius(T):
     return torch.linalg.eigvals(T.detach().double()).abs().max().item()
 
 
-def test_the_switch_starts_off_and_turns_on_when_an_update_leaves_the_unit_circle(nets):
+def test_the_switch_turns_on_where_an_update_leaves_the_circle(nets):
     model = nets.build("enrnn")
     model.after_update({})
     assert not model.switched
@@ -22,7 +22,7 @@ def test_the_switch_starts_off_and_turns_on_when_an_update_leaves_the_unit_circl
     assert radius(model.short_block()) == pytest.approx(1, abs=1e-5)
 
 
-def test_the_switch_never_reverts_and_a_smaller_t_is_then_scaled_up(nets):
+def test_the_switch_stays_and_a_smaller_t_is_scaled_up(nets):
     model = nets.generic("enrnn", scale=1.0)
     assert model.switched
     model.T.data.mul_(0.1)
@@ -33,7 +33,7 @@ def test_the_switch_never_reverts_and_a_smaller_t_is_then_scaled_up(nets):
 
 
 @pytest.mark.parametrize("eps", [0.0, 0.25])
-def test_after_the_switch_the_radius_is_one_without_eps_and_below_with_it(nets, eps):
+def test_after_the_switch_the_radius_is_one_or_eps_below(nets, eps):
     model = nets.generic("enrnn", scale=1.0, eps=eps)
     found = radius(model.short_block())
     expected = radius(model.T) / (radius(model.T) + eps)

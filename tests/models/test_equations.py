@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from equations import EquationTests, check, encode, sigmoid
+from helpers.equations import EquationTests, check, encode, sigmoid
 from numpy.linalg import eigvals, inv
 
 CASES = {
@@ -242,7 +242,7 @@ class TestEquations(EquationTests):
 
 
 @pytest.mark.parametrize("switched", [False, True])
-def test_the_numpy_loops_cover_enrnn_before_and_after_its_switch(nets, switched):
+def test_the_numpy_loops_cover_both_sides_of_enrnns_switch(nets, switched):
     model = nets.generic("enrnn", scale=1.0 if switched else 0.01, hidden_size=7)
     assert bool(model.switched) is switched
     check(run, nets, nets.shapes(), {"name": "enrnn", "scale": 1.0 if switched else 0.01})

@@ -98,9 +98,7 @@ class TestEveryModel:
 
 @pytest.mark.parametrize(("name", "fields"), VARIANTS)
 class TestTraining:
-    def test_constraints_hold_after_training_with_ten_times_the_learning_rate(
-        self, nets, name, fields
-    ):
+    def test_constraints_hold_at_ten_times_the_learning_rate(self, nets, name, fields):
         model = nets.build(name, nets.shapes(output_size=5), hidden_size=64, **fields)
         start = copy.deepcopy(model.state_dict())
         batches = [nets.input(model.shapes, steps=12) for _ in range(20)]
@@ -197,7 +195,7 @@ def test_kernels_of_gated_networks_are_scaled_by_their_fans(nets, name, gates, i
         assert kernel.std().item() == pytest.approx((2 / (80 + outputs)) ** 0.5, rel=0.05)
 
 
-def test_biases_start_at_zero_but_for_the_forget_bias_of_an_lstm(nets):
+def test_biases_start_at_zero_but_an_lstms_forget_bias(nets):
     model = nets.build("lstm", forget_bias=-2)
     expected = torch.zeros(4, 10)
     expected[1] = -2

@@ -1,9 +1,9 @@
 """The fast gated recurrences and ODEs against the readable ones and PyTorch's own, by backend."""
 
-import agreement
 import pytest
 import torch
-from agreement import (
+from helpers import agreement
+from helpers.agreement import (
     assert_close,
     assert_close_where_finite,
     choose_backend,
@@ -298,7 +298,7 @@ class TestBadInput:
                 fast(cell, x, leaves, backend=backend)
 
     @pytest.mark.parametrize("cell", DISTINCT, ids=name_of)
-    def test_a_wrong_shape_or_dtype_is_refused_with_what_is_asked_for(self, cell):
+    def test_a_wrong_shape_or_dtype_is_refused_in_words(self, cell):
         x, leaves = draw(cell, SIZES["odd"])
         for position, leaf in enumerate(leaves):
             for bad in (leaf[:-1], leaf.float()):
@@ -307,7 +307,7 @@ class TestBadInput:
                     fast(cell, x, spoilt)
 
     @pytest.mark.parametrize("cell", DISTINCT, ids=name_of)
-    def test_tensors_on_two_devices_are_refused_before_compiled_steps_see_them(self, cell):
+    def test_tensors_on_two_devices_never_reach_compiled_steps(self, cell):
         x, leaves = draw(cell, SIZES["odd"])
         with pytest.raises(ValueError, match=r"x is on meta and R on cpu.*the same device"):
             fast(cell, x.to("meta"), leaves)

@@ -29,7 +29,7 @@ def test_the_compact_form_is_the_product_the_last_column_first(n, r):
     assert torch.linalg.det(W).item() == pytest.approx((-1) ** r)
 
 
-def test_the_reflections_and_then_their_reverse_are_the_identity():
+def test_the_reflections_and_their_reverse_are_the_identity():
     u = columns(7, 4)
     back = torch.eye(7, dtype=torch.float64)
     for k in reversed(range(4)):
@@ -44,7 +44,7 @@ def test_neither_lengths_nor_the_upper_triangle_matter():
     same(reflections(other), reflections(u))
 
 
-def test_the_gradient_is_orthogonal_to_each_column_and_below_the_diagonal():
+def test_the_gradient_is_orthogonal_to_the_columns():
     u, G = columns(7, 4).requires_grad_(), torch.randn(7, 7, dtype=torch.float64)
     (gradient,) = torch.autograd.grad(reflections(u), u, G)
     same((gradient * u).sum(0), torch.zeros(4, dtype=torch.float64))
@@ -67,7 +67,7 @@ def test_parameters_are_counted_on_and_below_the_diagonal(n, r):
 
 
 @pytest.mark.parametrize("r", [1, 2, 9, 10])
-def test_ornn_has_determinant_minus_one_to_the_r_until_its_last_sign_decides(nets, r):
+def test_ornns_last_sign_decides_its_determinant(nets, r):
     model = nets.generic("ornn", reflections=r)
     signs = (-1) ** r if r < 10 else -model.u[-1, -1].sign().item()
     W = model.recurrent_matrix()
@@ -78,7 +78,7 @@ def test_ornn_has_determinant_minus_one_to_the_r_until_its_last_sign_decides(net
         assert torch.linalg.det(model.recurrent_matrix()).item() == pytest.approx(-signs)
 
 
-def test_ornn_trains_its_initial_state_and_every_sequence_starts_there(nets):
+def test_ornn_trains_its_initial_state_and_starts_there(nets):
     model = nets.generic("ornn", nets.shapes(input_kind="values"))
     with torch.no_grad():
         model.U.zero_()
@@ -100,7 +100,7 @@ def test_spectral_rnn_without_a_margin_stays_orthogonal(nets):
     assert orthogonality_error(model.recurrent_matrix()) < 1e-12
 
 
-def test_the_singular_values_of_spectral_rnn_are_its_sigma_inside_the_margin(nets):
+def test_spectral_rnns_singular_values_are_its_sigma(nets):
     model = nets.generic("spectral_rnn", margin=0.3)
     model.p.data.mul_(100)
     sigma = 1 + 0.6 * (torch.sigmoid(model.p) - 0.5)

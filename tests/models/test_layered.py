@@ -5,7 +5,7 @@ from math import erf
 import numpy as np
 import pytest
 import torch
-from equations import EquationTests, encode, sigmoid
+from helpers.equations import EquationTests, encode, sigmoid
 
 CASES = {
     "mingru": {"name": "mingru"},
@@ -165,7 +165,7 @@ def test_the_state_of_an_lru_starts_as_large_as_what_drives_it(nets, ring):
     )
 
 
-def test_no_update_takes_an_eigenvalue_of_an_lru_out_of_the_unit_circle(nets):
+def test_updates_keep_an_lrus_eigenvalues_in_the_unit_circle(nets):
     model = nets.build("lru").double()
     with torch.no_grad():
         for layer in model.layers:
@@ -174,7 +174,7 @@ def test_no_update_takes_an_eigenvalue_of_an_lru_out_of_the_unit_circle(nets):
     assert model.constraint_report()["largest_modulus"] <= 1
 
 
-def test_what_makes_eigenvalues_has_a_rate_of_its_own_and_no_decay(nets):
+def test_what_makes_eigenvalues_has_its_rate_and_no_decay(nets):
     model = nets.build("lru", layers=2)
     orth, main = model.param_groups()
     assert (orth.name, main.name, orth.options) == ("orth", "main", {"weight_decay": 0.0})

@@ -79,7 +79,7 @@ def test_the_pool_has_no_slope_at_zero():
 
 @pytest.mark.parametrize("kind", ["symbols", "values"])
 @pytest.mark.parametrize("fields", [{}, {"pooling": True}, {"activation_clip": 2.0}])
-def test_a_scaled_gradient_is_divided_by_the_steps_but_for_the_readout(nets, kind, fields):
+def test_a_scaled_gradient_is_divided_by_steps_but_at_the_end(nets, kind, fields):
     shapes = nets.shapes(input_kind=kind)
     x = nets.input(shapes).to(torch.int64 if kind == "symbols" else torch.float64)
     plain, scaled = (

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from compilers import need_libraries
+from helpers.compilers import need_libraries
 
 from eigensweep.models.matrices import mirror
 from eigensweep.models.matrices.mirror import (

@@ -79,7 +79,7 @@ class TestCompiling:
         assert second != first
         assert answer_of(second) == 43
 
-    def test_four_processes_at_once_make_one_library_that_all_can_use(self, source, tmp_path):
+    def test_four_processes_at_once_make_one_library_for_all(self, source, tmp_path):
         folder = tmp_path / "new"
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["eigensweep.models.recurrence.native.library"])
@@ -120,9 +120,7 @@ class TestCompiling:
         assert "-mprefer-vector-width" not in made
         assert [line for line in made.splitlines() if "native" in line] == made.splitlines()[:2]
 
-    def test_a_source_that_no_option_helps_is_refused_with_the_compilers_words(
-        self, source, tmp_path
-    ):
+    def test_a_hopeless_source_fails_with_the_compilers_words(self, source, tmp_path):
         source.write_text("int answer() { return nothing_like_it; }\n")
         with pytest.raises(CompilationError, match=r"toy\.cpp \(exit status 1\): .*nothing_like"):
             compile_library(source, tmp_path)
@@ -169,7 +167,7 @@ class TestSources:
             waiting += [source.with_name(name) for name in included]
         assert seen <= set(source_files(module.SOURCE))
 
-    def test_the_arguments_of_a_call_have_the_names_and_order_of_the_source(self, module):
+    def test_a_calls_arguments_are_named_and_ordered_as_the_source(self, module):
         """Pointers, int64_t and doubles are eight bytes each, so order and kind are all."""
         name = "gated_kernels.h" if module is gated else module.SOURCE.name
         text = module.SOURCE.with_name(name).read_text()

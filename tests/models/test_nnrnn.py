@@ -8,7 +8,7 @@ def eye(n):
     return torch.eye(n, dtype=torch.float64)
 
 
-def test_t_leaves_the_eigenvalues_where_gamma_and_theta_put_them(nets):
+def test_t_leaves_the_eigenvalues_to_gamma_and_theta(nets):
     model = nets.generic("nnrnn")
     values = torch.linalg.eigvals(model.recurrent_matrix().detach())
     gamma, theta = model.gamma.detach(), model.theta.detach()
@@ -31,7 +31,7 @@ def test_the_mask_of_the_code_lets_t_move_the_moduli(nets):
     torch.testing.assert_close(moduli, expected.expand(2), atol=1e-12, rtol=0)
 
 
-def test_without_t_and_with_gamma_one_it_is_an_orthogonal_network(nets):
+def test_without_t_and_with_gamma_one_it_is_orthogonal(nets):
     model = nets.generic("nnrnn")
     with torch.no_grad():
         model.T.zero_()

@@ -30,7 +30,7 @@ def test_enrnn_without_short_units_is_scornn(nets):
     assert enrnn.constraint_report()["short_radius"] == 0
 
 
-def test_enrnn_without_long_units_has_the_normalised_matrix_alone(nets):
+def test_enrnn_without_long_units_has_the_normalised_matrix(nets):
     model = nets.generic("enrnn", hidden_size=6, short_size=6, negative_ones=0, scale=1.0)
     T = model.T.detach()
     radius = torch.linalg.eigvals(T).abs().max()
@@ -80,7 +80,7 @@ def test_nothing_leads_from_the_long_state_to_the_short_one(nets):
     assert torch.equal(model.states(x)[..., 5:], before)
 
 
-def test_scornn_without_negative_ones_is_the_cayley_form_of_exprnn(nets):
+def test_scornn_without_negative_ones_is_exprnns_cayley_form(nets):
     scornn = nets.generic("scornn", negative_ones=0)
     exprnn = nets.generic("exprnn", parametrization="cayley")
     share(scornn, exprnn)
@@ -100,7 +100,7 @@ def test_before_the_switch_the_gradient_of_t_is_plain(nets):
 
 
 @pytest.mark.parametrize("name", MODRELU)
-def test_with_b_zero_modrelu_is_the_identity_and_the_network_linear(nets, name):
+def test_with_b_zero_modrelu_makes_the_network_linear(nets, name):
     model = nets.generic(name)
     model.b.data.zero_()
     U, W = model.input_matrix().detach(), model.recurrent_matrix().detach()
@@ -119,7 +119,7 @@ def test_a_modrelu_network_is_odd(nets, name):
 
 
 @pytest.mark.parametrize(("name", "fields"), [("irnn", {}), ("lt_rnn", IDENTITY)])
-def test_identity_networks_start_by_keeping_their_state_where_the_input_is_zero(nets, name, fields):
+def test_identity_networks_start_by_keeping_their_state(nets, name, fields):
     model = nets.build(name, nets.shapes(input_kind="values"), **fields)
     h0 = torch.rand(3, 10)
     h = model.states(torch.zeros(9, 3, 5), h0)
@@ -136,7 +136,7 @@ def test_leading_zeros_keep_the_state_zero_without_gradient(nets):
 
 
 @pytest.mark.parametrize("activation", ["relu", "modrelu"])
-def test_theorem_3_1_the_short_state_fades_by_the_norm_of_its_matrix(nets, activation):
+def test_theorem_3_1_the_short_state_fades_by_its_matrix(nets, activation):
     shapes = nets.shapes(input_kind="values", readout="last")
     fields = {"hidden_size": 6, "short_size": 6, "negative_ones": 0, "activation": activation}
     steps = 7
@@ -209,7 +209,7 @@ class TestGRU:
         torch.testing.assert_close(h, h0, atol=1e-12, rtol=0)
 
 
-def test_both_variants_of_gru_agree_where_the_reset_gate_is_one_number(nets):
+def test_both_grus_agree_where_the_reset_gate_is_one_number(nets):
     """R (r ⊙ h) = r ⊙ R h if all units have the same r."""
     models = [nets.generic("gru", variant=variant) for variant in ("pytorch", "cho")]
     n, x = 10, nets.input(models[0].shapes)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from agreement import (
+from helpers.agreement import (
     assert_close,
     assert_close_where_finite,
     choose_backend,
@@ -119,7 +119,7 @@ class TestEachBackend:
         both = (torch.autograd.grad(score(H[0]), (a, b, h0)) for H in (stacked, expected))
         assert_close(*both)
 
-    def test_a_wrong_shape_or_dtype_is_refused_with_what_is_asked_for(self, backend, kind):
+    def test_a_wrong_shape_or_dtype_is_refused_in_words(self, backend, kind):
         leaves, options = draw(kind, SIZES["odd"]), {"paired": kind == "paired"}
         for position in (0, 2):
             for bad in (leaves[position][..., :-2], leaves[position].float()):

@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from variants import DYNAMIC, RATES, VARIANTS
+from helpers.variants import DYNAMIC, RATES, VARIANTS
 
 from eigensweep.models.base import scalar_name
 from eigensweep.models.stack import Stack
@@ -40,7 +40,7 @@ def close(found, expected):
 
 @pytest.mark.parametrize(("name", "fields"), VARIANTS)
 class TestLanes:
-    def test_values_gradients_and_updates_are_those_of_single_networks(self, nets, name, fields):
+    def test_values_gradients_and_updates_are_those_of_one_network(self, nets, name, fields):
         networks = lanes_of(nets, name, fields)
         stack = Stack(networks)
         for _ in range(3):
@@ -229,7 +229,7 @@ class TestWhatTheHostComputesBetweenSteps:
             torch.testing.assert_close(stack.lane(i), lane, atol=0, rtol=0, equal_nan=True)
 
 
-def test_a_short_block_that_is_surely_stable_leaves_the_host_nothing_to_do(nets):
+def test_a_surely_stable_block_leaves_the_host_idle(nets):
     stable, unstable = (nets.build("enrnn", seed=3) for _ in range(2))
     with torch.no_grad():
         stable.T.copy_(0.9 * torch.eye(4))
@@ -247,7 +247,7 @@ def test_groups_of_a_stack_are_groups_of_its_networks(nets):
     assert len(main.params) == 4
 
 
-def test_networks_that_differ_in_first_values_stack_and_others_are_refused(nets):
+def test_networks_stack_where_only_first_values_differ(nets):
     few = nets.build("scornn", negative_ones=1)
     many = nets.build("scornn", negative_ones=9, recurrent_init="henaff")
     assert len(Stack([few, many])) == 2

@@ -8,8 +8,8 @@ import copy
 
 import pytest
 import torch
-from no_host import NoHost
-from variants import RATES, VARIANTS
+from helpers.no_host import NoHost
+from helpers.variants import RATES, VARIANTS
 
 from eigensweep.models import MODELS
 from eigensweep.models.recurrence.native import library

@@ -45,9 +45,7 @@ class TestExponential:
 
     @pytest.mark.parametrize("norm", [1e-3, 0.03, 0.5, 2.0, 20.0])
     @pytest.mark.parametrize("n", [1, 2, 9])
-    def test_its_gradient_is_the_skew_part_of_the_frechet_derivative_at_minus_a(
-        self, exponential, n, norm
-    ):
+    def test_its_gradient_is_the_skew_part_of_frechets_at_minus_a(self, exponential, n, norm):
         A = random_skew(n, norm) if n > 1 else torch.zeros(1, 1, dtype=torch.float64)
         G = torch.randn(n, n, dtype=torch.float64)
         A.requires_grad_()
@@ -57,9 +55,7 @@ class TestExponential:
         torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
 
     @pytest.mark.parametrize("norm", [0.01, 0.2, 1.0, 3.0, 6.0, 50.0])
-    def test_large_float32_matrices_are_orthogonal_and_turn_by_the_right_angles(
-        self, exponential, norm
-    ):
+    def test_large_float32_matrices_are_orthogonal_and_turn_right(self, exponential, norm):
         A = random_skew(400, norm, torch.float32)
         W = exponential(A)
         assert orthogonality_error(W) < 5e-6
@@ -258,7 +254,7 @@ class TestStaticExponential:
         assert static_exponential(random_skew(6, 1e4)).isnan().all()
 
 
-def test_the_gradient_of_a_trivialised_matrix_is_the_closed_form(nets):
+def test_a_trivialised_matrixs_gradient_is_the_closed_form(nets):
     model = nets.generic("exprnn", trivialization="dynamic", rebase_every=1)
     A, base = model.recurrent.A, model.recurrent.base
     assert not torch.allclose(base, torch.eye(10, dtype=base.dtype))
@@ -320,7 +316,7 @@ class TestMovingBase:
         assert bool(error < 1e-13) is projected
 
     @pytest.mark.parametrize("parametrization", ["exp", "cayley"])
-    def test_on_a_gpu_the_same_lanes_are_moved_without_looking_for_them(self, parametrization):
+    def test_on_a_gpu_the_same_lanes_are_moved_without_a_look(self, parametrization):
         torch.manual_seed(8)
         base, A = torch.randn(2, 4, 6, 6, dtype=torch.float64)
         base = nearest_orthogonal(base) * 1.001

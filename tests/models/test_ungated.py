@@ -1,9 +1,9 @@
 """The fast recurrence against the readable one, on each backend."""
 
-import agreement
 import pytest
 import torch
-from agreement import (
+from helpers import agreement
+from helpers.agreement import (
     assert_close,
     assert_close_where_finite,
     choose_backend,
@@ -97,9 +97,7 @@ class TestEachBackend:
     @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
     @pytest.mark.parametrize("inputs", ["symbols", "values", "states"])
     @pytest.mark.parametrize("readout", ["all", "last"])
-    def test_states_that_are_too_long_are_clipped_as_in_the_reference(
-        self, backend, readout, inputs, sizes
-    ):
+    def test_states_too_long_are_clipped_as_in_the_reference(self, backend, readout, inputs, sizes):
         x, leaves = draw(sizes, inputs)
         x.requires_grad_(inputs != "symbols")
         b = torch.full_like(leaves[2], 2.5 * sizes[2] ** 0.5)
@@ -128,7 +126,7 @@ class TestEachBackend:
         assert 0.1 < at_limit.double().mean() < 0.9
         assert (H.norm(dim=-1) <= b[0] * (1 + 1e-9)).all()
 
-    def test_without_u_an_input_of_another_size_is_refused_with_words(self, backend):
+    def test_without_u_an_input_of_another_size_is_refused(self, backend):
         x, leaves = draw(SIZES["odd"], "values")
         for bad in (x, x[..., 0].long()):
             with pytest.raises(ValueError, match=r"without U.*float \(τ, B, 19\); it is"):
@@ -265,7 +263,7 @@ class TestBadInput:
             recur(x, *leaves[:5], activation="tanh", backend=backend)
 
     @pytest.mark.parametrize("position", range(6))
-    def test_a_wrong_shape_or_dtype_is_refused_with_what_is_asked_for(self, position):
+    def test_a_wrong_shape_or_dtype_is_refused_in_words(self, position):
         x, leaves = draw(SIZES["odd"])
         for bad in (leaves[position][:-1], leaves[position].float()):
             spoilt = [*leaves[:position], bad, *leaves[position + 1 :]]
@@ -273,7 +271,7 @@ class TestBadInput:
                 recur(x, *spoilt[:5], h0=spoilt[5], activation="tanh")
 
     @pytest.mark.parametrize("position", range(-1, 6))
-    def test_tensors_on_two_devices_are_refused_before_compiled_steps_see_them(self, position):
+    def test_tensors_on_two_devices_never_reach_compiled_steps(self, position):
         x, leaves = draw(SIZES["odd"])
         leaves = list(leaves)
         if position < 0:

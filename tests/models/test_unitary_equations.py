@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from equations import EquationTests, encode, sigmoid
+from helpers.equations import EquationTests, encode, sigmoid
 
 CASES = {
     "urnn": {"name": "urnn"},
@@ -129,7 +129,7 @@ def run(p, config, shapes, x):
 class TestEquations(EquationTests):
     run = staticmethod(run)
 
-    def test_the_matrix_that_the_model_reports_is_the_one_of_the_loops(self, nets, fields):
+    def test_the_matrix_of_the_model_is_the_one_of_the_loops(self, nets, fields):
         model = nets.generic(**{"hidden_size": 7, **fields})
         p = {k: v.detach().numpy() for k, v in model.state_dict().items()}
         if "W" in p:

@@ -9,7 +9,9 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy.stats import binom
 
 from eigensweep.reports import __main__ as process
 from eigensweep.reports import pictures
@@ -641,6 +643,40 @@ def test_an_arm_of_which_one_seed_diverged_has_not_diverged_in_all(tmp_path):
     lost = measure(tmp_path / "lost", {"lstm": [float("nan")] * 3}).side("lstm", by)
     found = judge_order("a", Side({0: 0.1, 2: 0.2}), {"lstm": lost})
     assert found.pairs[0].because == "lstm diverged in all seeds"
+
+
+def test_no_further_seeds_show_that_a_side_does_well_of_which_some_diverged():
+    good = Side({seed: 0.1 + seed / 1000 for seed in range(9)}, frozenset({9}))
+    bad = Side({seed: 0.9 + seed / 500 for seed in range(10)})
+    alike = Side({seed: 0.1 + (-1) ** seed / 100 for seed in range(10)})
+    for any_look in (False, True):
+        found = judge_order("a", good, {"b": bad}, any_look=any_look)
+        assert (found.verdict, found.stuck) == ("not distinguishable", True)
+        assert found.pairs[0].seeds is None
+        assert not judge_order("a", good, {"b": bad, "c": alike}, any_look=any_look).stuck
+        assert not judge_order("b", bad, {"a": good}, any_look=any_look).stuck
+        assert judge_bounds(good, at_most=0.5, any_look=any_look).stuck
+        assert not judge_bounds(good, at_most=0.103, any_look=any_look).stuck
+
+
+def test_equal_arms_are_called_different_at_any_look_in_one_case_of_twenty_at_most():
+    """The looks of a reproduction, of which each has a quarter more seeds; two arms have them."""
+    rng, runs, wrong = np.random.default_rng(0), 200, 0
+    for _ in range(runs):
+        a, b, c = np.exp(rng.normal(-3, 0.5, size=(3, 40)))
+        third = Side(dict(enumerate(c[:10])))
+        seeds = 10
+        while seeds <= 40:
+            sides = (Side(dict(enumerate(each[:seeds]))) for each in (a, b))
+            first, second = sides
+            found = judge_order(
+                "a", first, {"b": second, "c": third}, logarithms=True, any_look=True
+            )
+            if any(pair.verdict in ("holds", "does not hold") for pair in found.pairs):
+                wrong += 1
+                break
+            seeds += max(1, seeds // 4)
+    assert binom.sf(wrong - 1, runs, 0.05) > 1e-4, wrong / runs
 
 
 def test_intervals_stay_where_a_number_can_lie(tmp_path):

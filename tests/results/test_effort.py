@@ -38,7 +38,7 @@ def test_trials_that_diverged_count_as_trials():
     assert many.expect(1) == pytest.approx(fmean([0.1, 0.2, 1.0, 1.0]))
 
 
-def test_a_band_holds_its_mean_and_stays_within_what_a_value_can_be():
+def test_a_band_holds_its_mean_within_what_a_value_can_be():
     search = Search(VALID, TEST, 0.0, 1.0)
     for k in range(1, 7):
         found = search.estimate(k)
@@ -104,7 +104,7 @@ def test_two_searches_of_one_kind_are_rarely_told_apart(world):
     assert wrong <= 10
 
 
-def test_who_is_far_better_is_told_apart_where_there_are_trials_enough():
+def test_who_is_far_better_is_told_apart_with_enough_trials():
     rng = np.random.default_rng(3)
     good, bad = 0.1 + 0.1 * rng.random(30), 0.5 + 0.1 * rng.random(12)
     a, b = (Search(v.tolist(), v.tolist(), 0.0, 1.0, n) for n, v in enumerate((good, bad)))
@@ -113,7 +113,7 @@ def test_who_is_far_better_is_told_apart_where_there_are_trials_enough():
     assert judge(compare_best(a, 12, b, 12)) == "not distinguishable", "more luck may help the bad"
 
 
-def test_many_trials_take_no_more_memory_than_the_numbers_that_are_drawn():
+def test_many_trials_take_no_more_memory_than_their_draws():
     search = Search(np.linspace(0, 1, 10_000).tolist(), [0.5] * 10_000, 0.0, 1.0)
     assert search.estimate(5_000).mean == pytest.approx(0.5)
     assert search._quantiles.shape == (400, 10_000)

@@ -56,7 +56,7 @@ def test_the_parameter_that_decides_comes_first():
     assert found == measure_importance(axes(), trials)
 
 
-def test_a_parameter_with_a_condition_is_judged_among_the_trials_that_have_it():
+def test_a_conditional_parameter_is_judged_among_its_trials():
     trials = draw(60, lambda params: params.get("optimizer.alpha", 0.7))
     found = {each.path: each for each in measure_importance(axes(), trials)}
     alpha = found["optimizer.alpha"]
@@ -94,7 +94,7 @@ def test_it_needs_no_scikit_learn():
     assert float(found) > 0.9
 
 
-def test_with_a_dozen_trials_it_names_what_matters_most_nearly_always():
+def test_a_dozen_trials_nearly_always_name_what_matters_most():
     def value(params):
         return (math.log10(params["optimizer.lr"]) + 2.5) ** 2 + params["model.hidden_size"] / 32
 

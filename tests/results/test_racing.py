@@ -56,7 +56,7 @@ class TestSimulation:
     """The promises hold where the truth is known: configurations with normal noise."""
 
     @pytest.mark.parametrize("means", [[0.0] * 6, [0.0, 0.0, 4.0, 4.0], [0.0, 0.5, 1.0, 2.0, 4.0]])
-    def test_the_truly_best_configuration_leaves_in_at_most_a_twentieth_of_races(self, means):
+    def test_the_best_configuration_leaves_a_twentieth_of_races(self, means):
         chance, races = np.random.default_rng(1), 80
         left = 0
         for _ in range(races):
@@ -64,7 +64,7 @@ class TestSimulation:
             left += any(0 in played.worse for played in race.rounds)
         assert left <= 0.05 * races
 
-    def test_it_finds_the_best_one_with_far_fewer_trainings_than_all_would_need(self):
+    def test_it_finds_the_best_with_far_fewer_trainings_than_all(self):
         means, chance = [0.0, 1.5, *[8.0] * 8], np.random.default_rng(2)
         found, trainings = 0, 0
         for _ in range(20):
@@ -122,21 +122,21 @@ class TestArms:
     RACES, MOST = 150, 20
 
     @pytest.mark.parametrize("alpha", [0.05, 0.2])
-    def test_equal_arms_are_called_different_as_seldom_as_was_asked_for(self, alpha):
+    def test_equal_arms_are_called_different_as_seldom_as_asked(self, alpha):
         chance, wrong = np.random.default_rng(5), 0
         for _ in range(self.RACES):
             race = race_arms(lambda *_: chance.normal(), 3, self.MOST, alpha=alpha)
             wrong += any(each.worse for each in race.rounds)
         assert stats.binom.sf(wrong - 1, self.RACES, alpha) > 1e-3, wrong / self.RACES
 
-    def test_arms_that_just_differ_in_what_matters_are_seldom_called_equivalent(self):
+    def test_arms_that_just_differ_are_seldom_called_equivalent(self):
         chance, wrong = np.random.default_rng(6), 0
         for _ in range(self.RACES):
             race = race_arms(lambda arm, _: arm + chance.normal(), 2, self.MOST, smallest=1.0)
             wrong += any(each.equivalent for each in race.rounds)
         assert stats.binom.sf(wrong - 1, self.RACES, 0.05) > 1e-3, wrong / self.RACES
 
-    def test_a_difference_of_twice_its_spread_is_decided_with_few_seeds(self):
+    def test_a_difference_of_twice_its_spread_needs_few_seeds(self):
         chance, seeds = np.random.default_rng(7), []
         for _ in range(30):
             race = race_arms(lambda arm, _: 2.8 * arm + chance.normal(), 2, self.MOST)
@@ -145,7 +145,7 @@ class TestArms:
             seeds.append(last.seeds)
         assert np.median(seeds) == pytest.approx(find_seeds(2.8 / 2**0.5), abs=3)
 
-    def test_arms_that_differ_by_less_than_what_matters_get_no_more_seeds(self):
+    def test_arms_that_differ_by_too_little_get_no_more_seeds(self):
         chance = np.random.default_rng(8)
         race = race_arms(lambda arm, _: 0.01 * chance.normal(), 2, self.MOST, smallest=1.0)
         last = race.rounds[-1]
@@ -153,7 +153,7 @@ class TestArms:
         assert last.seeds < self.MOST
         assert race.words.endswith(" differs from the leader by no more than 1")
 
-    def test_the_first_seeds_choose_the_configuration_of_an_arm_and_do_not_count(self):
+    def test_the_first_seeds_choose_the_configuration_only(self):
         content = spec(
             {"space": {}},
             arms=[
@@ -203,7 +203,7 @@ class TestDecision:
         known = {"first_seed": 5, "leaders": 8, "better": "lower", **options}
         return run_race(values, [3, 4, 5], stuck=stuck, **known)
 
-    def test_who_is_worse_in_the_interval_leaves_and_the_others_train_the_next_seeds(self):
+    def test_who_is_worse_leaves_and_others_train_the_next_seeds(self):
         race = self.race([0.1, 0.2, 0.3], [0.12, 0.19, 0.32], [5.1, 5.2, 5.3001])
         (played,) = race.rounds
         assert (played.leader, played.rivals, played.worse) == (0, (1,), (2,))
@@ -222,7 +222,7 @@ class TestDecision:
         race = self.race([0.1, 0.2, 0.3], [5.1, 5.2, 5.3001], better="higher")
         assert race.rounds[0].leader == 1
 
-    def test_it_ends_with_the_largest_number_of_seeds_and_says_what_is_open(self):
+    def test_it_ends_with_the_most_seeds_and_says_what_is_open(self):
         race = self.race([1, 2, 3, 4, 5.0], [2, 1, 3, 5, 4.5])
         assert race.is_over
         assert [played.seeds for played in race.rounds] == [3, 4, 5]
@@ -235,11 +235,11 @@ class TestDecision:
         assert race.lacking == (0, 1)
         assert race.words.endswith("; 2 more could not be told apart and got no more seeds")
 
-    def test_a_round_that_was_broken_off_goes_on_with_who_lacks_its_seeds(self):
+    def test_a_broken_off_round_goes_on_with_who_lacks_its_seeds(self):
         race = self.race([1, 2, 3, 4.0], [2, 1, 3.1])
         assert (race.wanted, race.lacking) == (4, (1,))
 
-    def test_a_trial_that_cannot_train_more_is_compared_and_goes_no_further(self):
+    def test_a_trial_that_cannot_train_more_is_compared_only(self):
         race = self.race([1, 2, 3.0], [2, 1, 3.1], [1.5, 1.4, 3.3], stuck=[1])
         assert (race.wanted, race.lacking) == (4, (0, 2))
         assert self.race([1, 2, 3.0], [2, 1, 3.1], stuck=[1]).is_over
@@ -292,7 +292,7 @@ class TestSweep:
             for entry in bench.ledger.load()
         }
 
-    def test_the_leaders_train_further_seeds_and_no_seed_is_trained_twice(self, tmp_path):
+    def test_the_leaders_train_further_seeds_and_none_twice(self, tmp_path):
         bench = Bench(tmp_path, race_spec())
         trained = [
             (order.number, seed)
@@ -338,9 +338,7 @@ class TestSweep:
         assert [(e.state, e.result, e.config) for e in broken.ledger.load()] == whole
 
     @pytest.mark.parametrize("at", range(9, 30, 4))
-    def test_wherever_its_driver_dies_a_race_between_arms_ends_the_same(
-        self, tmp_path, at, monkeypatch
-    ):
+    def test_wherever_its_driver_dies_a_race_of_arms_ends_the_same(self, tmp_path, at, monkeypatch):
         content = race_spec(
             search={"space": {}},
             arms=[
@@ -435,7 +433,7 @@ class TestSweep:
         assert bench.sweep.is_over
         assert bench.sweep.close() == ("cancelled", "cancelled on request")
 
-    def test_what_fails_in_a_race_keeps_its_result_and_races_no_more(self, tmp_path):
+    def test_what_fails_in_a_race_keeps_its_result_and_leaves(self, tmp_path):
         bench = Bench(tmp_path, race_spec())
         order = self.reach_race(bench)
         bench.sweep.end(order.number, "failed", error="Traceback\nLookupError: seed 10")
@@ -458,7 +456,7 @@ class TestSweep:
         assert (entry.state, entry.result.outcome) == ("diverged", "diverged")
         assert bench.sweep.best().number == 2
 
-    def test_who_stayed_longer_in_the_race_is_ahead_of_lucky_means_of_few_seeds(self, tmp_path):
+    def test_who_stayed_longer_is_ahead_of_lucky_means(self, tmp_path):
         bench = Bench(tmp_path, race_spec())
 
         def unlucky(rate: float, seed: int) -> float:
@@ -471,7 +469,7 @@ class TestSweep:
         assert best.number in (1, 2)
         assert narrow.result.value < best.result.value
 
-    def test_a_result_of_more_seeds_elsewhere_serves_the_search_and_the_race(self, tmp_path):
+    def test_a_result_of_more_seeds_elsewhere_serves_the_race(self, tmp_path):
         first = Bench(tmp_path / "first", race_spec())
         list(play(first))
         second = Bench(tmp_path / "second", race_spec())
@@ -482,7 +480,7 @@ class TestSweep:
         assert [e.state for e in second.ledger.load()] == ["reused"] * 4
         assert self.seeds(second) == self.seeds(first)
 
-    def test_a_trial_that_was_taken_over_brings_its_checkpoints_into_the_race(self, tmp_path):
+    def test_a_trial_taken_over_brings_its_checkpoints_to_the_race(self, tmp_path):
         first = Bench(tmp_path / "first", race_spec(racing=None))
         list(play(first))
         second = Bench(tmp_path / "second", race_spec())

@@ -27,7 +27,7 @@ def draw_looks(rng: np.random.Generator, shift: float, spread: float):
 
 
 @pytest.mark.parametrize("spread", [1e-6, 1.0, 1e6])
-def test_equal_sides_are_ever_called_different_in_one_case_of_twenty_at_most(spread):
+def test_equal_sides_are_ever_called_different_in_a_twentieth(spread):
     means, sds = draw_looks(np.random.default_rng(1), 0.0, spread)
     wrong = sum(
         any(find_e_value(m, s, n) >= 20 for n, (m, s) in enumerate(zip(*run, strict=True), 2))
@@ -55,7 +55,7 @@ def test_the_interval_holds_at_every_look_together():
     assert stats.binom.sf(missed - 1, RUNS, 0.05) > 1e-4, missed / RUNS
 
 
-def test_the_interval_leaves_out_zero_exactly_where_the_e_value_decides():
+def test_the_interval_excludes_zero_where_the_e_value_decides():
     rng = np.random.default_rng(3)
     for _ in range(300):
         n = int(rng.integers(2, 30))
@@ -65,7 +65,7 @@ def test_the_interval_leaves_out_zero_exactly_where_the_e_value_decides():
         assert excluded == (find_e_value(mean, sd, n) >= 20)
 
 
-def test_a_difference_as_large_as_its_spread_is_decided_near_the_planned_seeds():
+def test_a_difference_of_its_spread_is_decided_near_the_plan():
     means, sds = draw_looks(np.random.default_rng(4), 1.0, 1.0)
     stopped = [
         next((n for n, (m, s) in enumerate(zip(*run, strict=True), 2)
@@ -95,7 +95,7 @@ def test_several_comparisons_share_the_error():
     assert not look(found, comparisons=100_000).decided
 
 
-def test_equal_sides_are_called_first_at_a_threshold_in_one_case_of_twenty_at_most():
+def test_equal_sides_reach_a_threshold_in_a_twentieth_at_most():
     first = np.random.default_rng(9).integers(0, 2, (RUNS, MOST))
     wins = first.cumsum(1)
     n = np.arange(1, MOST + 1)

@@ -43,7 +43,7 @@ class TestIntervalsCoverWhatTheyClaim:
         found = [summarize(list(row)) for row in draws]
         assert_is_confidence(sum(each.low <= 3.0 <= each.high for each in found))
 
-    def test_of_paired_differences_whose_seeds_matter_more_than_the_sides(self, n):
+    def test_of_paired_differences_whose_seeds_matter_most(self, n):
         rng = np.random.default_rng(100 + n)
         seeds = rng.normal(0.0, 5.0, size=(RUNS, n))  # what both sides share
         a = seeds + rng.normal(1.2, 0.5, size=(RUNS, n))
@@ -99,7 +99,7 @@ class TestIntervalsStayWhereTheMetricCanLie:
 
 
 class TestFirstSteps:
-    def test_equal_sides_are_called_different_once_in_twenty_times_at_most(self):
+    def test_equal_sides_are_called_different_in_a_twentieth(self):
         """On a grid, with a third of the trainings censored, so that ties are many."""
         rng, runs, wrong = np.random.default_rng(3), 300, 0
         for _ in range(runs):
@@ -108,7 +108,7 @@ class TestFirstSteps:
             wrong += compare_first_steps(a, b, 100).verdict != "not distinguishable"
         assert stats.binom.sf(wrong - 1, runs, 0.05) > 1e-4, wrong / runs
 
-    def test_p_values_are_near_those_of_scipys_log_rank_test_with_many_seeds(self):
+    def test_p_values_are_near_those_of_scipys_log_rank_test(self):
         rng = np.random.default_rng(4)
         x, y = rng.exponential(50, size=40), rng.exponential(130, size=40)
         a, b = (np.where(row > 100, np.inf, row) for row in (x, y))
@@ -129,7 +129,7 @@ class TestFirstSteps:
         assert compare_first_steps({0: 1.0}, {0: 2.0}, 90).verdict == "not comparable"
 
 
-def test_what_is_called_detectable_is_found_in_four_of_five_cases():
+def test_what_is_called_detectable_is_found_four_times_in_five():
     rng, runs = np.random.default_rng(8), 1000
     for n in (3, 6, 10):
         shift = find_detectable(0.7, n)
@@ -149,7 +149,7 @@ def test_likeness_is_claimed_falsely_once_in_twenty_times():
     assert find_alike_p(compare_paired({0: 1.0}, {0: 1.0}), 0.1) is None
 
 
-def test_among_several_equal_sides_a_wrong_verdict_comes_in_one_experiment_of_twenty():
+def test_several_equal_sides_get_a_wrong_verdict_in_a_twentieth():
     """What Holm is for: uncorrected, six comparisons err in a fifth of all experiments."""
     rng = np.random.default_rng(7)
     uncorrected, wrong, runs = 0, 0, 1000
@@ -184,7 +184,7 @@ def test_holm_is_the_case_of_his_paper_by_hand():
     assert holm([]) == []
 
 
-def test_a_correction_changes_the_verdict_and_leaves_out_what_was_not_tested():
+def test_a_correction_changes_verdicts_and_skips_the_untested():
     close = compare_paired({0: 1.0, 1: 1.1, 2: 0.9}, {0: 1.2, 1: 1.22, 2: 1.15})
     assert (close.verdict, close.words) == ("better", "better")
     alone = compare_paired({0: 1.0}, {0: 2.0})

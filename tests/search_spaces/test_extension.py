@@ -115,7 +115,7 @@ def test_a_race_that_has_stopped_may_go_further():
         ),
     ],
 )
-def test_what_would_be_another_experiment_or_less_is_refused_with_its_path(changes, path, words):
+def test_another_or_a_smaller_experiment_is_refused_by_path(changes, path, words):
     with pytest.raises(SpecError, match=words) as refusal:
         describe_extension(make(), make(**changes))
     assert refusal.value.path == path
@@ -139,7 +139,7 @@ def test_a_budget_is_compared_in_steps_however_it_is_written():
     assert not is_longer(old, make(task=task, training={"epochs": 5}))
 
 
-def test_a_scheduler_that_compared_along_the_old_budget_is_refused_a_longer_one():
+def test_a_scheduler_along_the_old_budget_refuses_a_longer_one():
     old = make(scheduler={"name": "asha"})
     new = make(scheduler={"name": "asha"}, training={"steps": 300})
     with pytest.raises(SpecError, match="asha has compared the trials along the old budget"):

@@ -37,7 +37,7 @@ def host(**changes) -> int:
     return reserve_memory(make(**changes)).memory
 
 
-def test_it_grows_with_batch_length_units_and_parameters_and_gates_take_more():
+def test_it_grows_with_batch_length_units_gates_and_parameters():
     task, lstm = {"name": "copying", "delay": 1000, "batch_size": 64}, {"name": "lstm"}
     whole = host()
     assert PROCESS < host(task={**task, "batch_size": 16}) < whole
@@ -52,7 +52,7 @@ def test_the_largest_point_of_a_space_counts():
     assert host(search={"space": {"task.batch_size": [8, 64]}}) == host()
 
 
-def test_points_that_differ_in_the_optimizer_alone_are_one_guess(monkeypatch):
+def test_points_that_differ_in_the_optimizer_are_one_guess(monkeypatch):
     tried, trial = [], ExperimentSpec.trial
 
     def count(spec: ExperimentSpec, point: Point) -> TrialConfig:
@@ -72,7 +72,7 @@ def test_points_that_differ_in_the_optimizer_alone_are_one_guess(monkeypatch):
         assert guesses == estimate_arms(make(**largest, resources=resources))
 
 
-def test_an_invalid_point_does_not_stand_for_a_valid_one_of_the_same_size():
+def test_an_invalid_point_stands_for_no_valid_one_of_its_size():
     """Without that schedule, its patience is refused: half of the extreme points are invalid."""
     space = {"optimizer.schedule": ["none", "halve_on_plateau"], "task.delay": [10, 1000]}
     spec = make(optimizer={"schedule_patience": 3}, search={"space": space})
@@ -105,7 +105,7 @@ def test_a_long_sequence_is_guessed_before_it_runs():
     assert PROCESS + kept < arms["lstm"].host < PROCESS + 1.2 * kept
 
 
-def test_an_engine_takes_its_lanes_and_the_processes_of_its_trials():
+def test_an_engine_takes_its_lanes_and_its_trials_processes():
     one, eight = (host(resources={"lanes": lanes}) for lanes in (1, 8))
     assert eight - one > 7 * (one - PROCESS - 2 * THIN_PROCESS) / 2 + 7 * THIN_PROCESS
     assert reserve_memory(make(resources={"lanes": "auto"}), 8).memory == eight

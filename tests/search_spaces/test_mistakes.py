@@ -132,7 +132,7 @@ def test_a_schedule_by_epochs_wants_a_task_that_has_epochs():
     assert "has no epochs" in found["optimizer"]
 
 
-def test_a_wrong_parameter_hides_neither_a_rule_nor_the_size_of_a_grid():
+def test_a_wrong_parameter_hides_no_rule_and_no_grids_size():
     thousand = {"low": 1, "high": 1000}
     found = mistakes(
         search={
@@ -231,11 +231,11 @@ def test_several_errors_are_a_list_of_lines():
         ),
     ],
 )
-def test_a_setting_of_another_place_or_tool_is_told_where_it_stands_here(changes, place, words):
+def test_a_setting_of_elsewhere_is_told_where_it_stands_here(changes, place, words):
     assert mistakes(**changes)[place].endswith(f"; here it is {words}")
 
 
-def test_a_parameter_of_another_arm_is_told_to_stand_in_that_arm():
+def test_a_parameter_of_another_arm_is_sent_to_that_arm():
     scornn = {"model": GOOD["model"]}
     space = {"model.negative_ones": [1, 2]}
     found = mistakes(model=..., arms=[LSTM, scornn], search={"space": space})
@@ -247,7 +247,7 @@ def test_a_parameter_of_another_arm_is_told_to_stand_in_that_arm():
 
 
 class TestOneConfiguration:
-    def test_mistakes_of_its_fields_and_of_its_rules_are_told_at_once(self):
+    def test_mistakes_of_fields_and_of_rules_are_told_at_once(self):
         with pytest.raises(SeveralErrors) as caught:
             read_trial({**GOOD, "model": {"name": "lstm", "hiden_size": 8}, "training": {}})
         assert [each.path for each in caught.value.errors] == ["model.hiden_size", "training"]

@@ -85,7 +85,7 @@ def read_count(printed: str) -> float:
 
 @pytest.mark.parametrize("name", [name for name in preset_names() if load_preset(name).published])
 class TestPublishedNumbers:
-    def test_an_arm_has_as_many_parameters_as_the_paper_prints_for_it(self, name):
+    def test_an_arm_has_the_parameters_that_the_paper_prints(self, name):
         preset = load_preset(name)
         if preset.trial_count() > 50:
             return  # a searched grid holds other sizes, too
@@ -100,7 +100,7 @@ class TestPublishedNumbers:
                 continue
             assert sizes[number.arm] == pytest.approx(read_count(printed), rel=0.04), number.arm
 
-    def test_a_number_is_one_that_can_be_measured_and_says_where_it_stands(self, name):
+    def test_a_number_can_be_measured_and_says_where_it_stands(self, name):
         preset = load_preset(name)
         metrics = {metric.name for metric in preset.task.metrics}
         for number in preset.published:
@@ -113,7 +113,7 @@ class TestPublishedNumbers:
             assert preset.training.test_every_evaluation or not tests_at_evaluations
 
 
-def test_each_figure_and_table_has_a_preset_or_an_analysis_on_the_page():
+def test_each_figure_and_table_has_a_preset_or_an_analysis():
     page = (Path(__file__).parents[2] / "docs" / "reference" / "papers.md").read_text("utf-8")
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]
     rows = [row for row in rows if len(row) == 4 and row[0] not in ("| what", "| ---")]
@@ -196,7 +196,7 @@ def test_the_treebank_presets_find_their_corpus(data_root):
 
 
 @pytest.mark.data
-def test_the_preset_of_spoken_digits_finds_its_corpus_and_compares_models_of_equal_size(data_root):
+def test_the_preset_of_spoken_digits_compares_equal_sizes(data_root):
     preset = load_preset("speech/fsdd")
     check_spec(preset, data_root)
     sizes = [arm.largest_parameters for arm in preview(preset).arms]

@@ -36,7 +36,7 @@ def test_it_finds_the_smallest_and_the_largest_model_of_a_space():
     assert [arm.smallest_parameters, arm.largest_parameters] == expected
 
 
-def test_an_endless_space_shows_examples_and_the_trials_asked_for():
+def test_an_endless_space_shows_examples_and_trials_asked_for():
     space = {"optimizer.lr": {"low": 1e-4, "high": 1e-1, "log": True}}
     found = preview(
         make(
@@ -101,7 +101,7 @@ def test_it_says_which_parameters_a_method_draws_by_themselves():
     assert "optimizer.alpha is drawn at random" in said["nsga2"][1]
 
 
-def test_a_sample_of_a_grid_shows_its_first_points_and_how_many_run():
+def test_a_sample_of_a_grid_shows_its_first_points_and_count():
     spec = make(limits={"trials": 2})
     found = preview(spec)
     assert found.trials == 2
@@ -135,7 +135,7 @@ def test_pbt_says_how_many_trials_are_replaced_and_when():
     assert "the 2 worst go on from a copy of one of the 2 best, with changed optimizer.lr" in words
 
 
-def test_a_grid_says_that_it_runs_every_point_whatever_trials_are_asked_for():
+def test_a_grid_runs_every_point_whatever_trials_are_asked_for():
     found = preview(make(search=make().search.model_dump() | {"trials": 2}))
     assert found.trials == found.points
     assert "'limits.trials' runs a sample" in found.search.words[0]
@@ -219,7 +219,7 @@ class TestAFixedValueThatIsSearched:
         found = preview(make(optimizer={"alpha": 0.8}, search={"space": space}))
         assert found.warnings == []
 
-    def test_is_nothing_where_it_is_what_a_stored_spec_has_by_default(self):
+    def test_is_nothing_where_a_stored_spec_has_it_by_default(self):
         stored = make(search=RATES).model_dump(mode="json")
         assert preview(ExperimentSpec.model_validate(stored)).warnings == []
 
@@ -228,7 +228,7 @@ class TestAFixedValueThatIsSearched:
         assert list_warnings(load_preset(name)) == []
 
 
-def test_asha_says_when_it_stops_trials_and_the_estimate_reckons_with_it():
+def test_asha_says_when_it_stops_and_the_estimate_counts_it():
     plain = preview(make(training={"steps": 90, "evaluate_every": 10}))
     halved = make(
         training={"steps": 90, "evaluate_every": 10}, scheduler={"name": "asha", "min_steps": 10}

@@ -132,6 +132,22 @@ class TestEverySuite:
                     ]
                     assert len(chosen) == len(set(chosen))
 
+    def test_added_seeds_are_for_what_its_primary_claim_compares_alone(self, name):
+        suite = load_suite(name)
+        for budget in BUDGETS:
+            first, wider = make_specs(name, budget), make_specs(name, budget, 2)
+            assert first.keys() == wider.keys()
+            for label, spec in wider.items():
+                if label not in find_deciding(suite):
+                    assert spec == first[label]
+                    continue
+                experiment, sides = suite.experiments[label], find_deciding(suite)[label]
+                trials = [spec.trial(point).content_hash() for point in spec.space()]
+                same = {first[label].trial(point).content_hash() for point in first[label].space()}
+                assert set(trials) <= same, "their first seeds would be trained again"
+                assert len(trials) == len(sides & set(side_names(experiment, first[label])))
+                assert spec.replicates == first[label].replicates + 2
+
     def test_what_stands_for_an_arm_is_a_point_that_it_runs(self, name):
         suite = load_suite(name)
         for budget in BUDGETS:

@@ -54,7 +54,7 @@ def by_walking(axes: dict[str, Parameter]) -> set[frozenset[tuple[str, object]]]
 
 @settings(deadline=None, max_examples=150)
 @given(st.lists(arm_spaces(), min_size=1, max_size=3))
-def test_each_combination_is_one_point_and_its_index_is_its_place_in_the_walk(arms):
+def test_a_combination_is_one_point_and_its_index_its_place(arms):
     space = Space({str(number): axes for number, axes in enumerate(arms)})
     walked = list(space)
     assert space.count() == len(walked)
@@ -65,7 +65,7 @@ def test_each_combination_is_one_point_and_its_index_is_its_place_in_the_walk(ar
         assert set(mine) == by_walking(axes)
 
 
-def test_a_trillion_points_are_counted_and_the_last_one_found_without_a_walk(monkeypatch):
+def test_the_last_of_a_trillion_points_is_found_without_a_walk(monkeypatch):
     values = Integer.value
     reads = []
     monkeypatch.setattr(Integer, "value", lambda axis, i: reads.append(i) or values(axis, i))
@@ -79,7 +79,7 @@ def test_a_trillion_points_are_counted_and_the_last_one_found_without_a_walk(mon
     assert len(reads) < 50
 
 
-def test_points_come_in_the_order_of_nested_loops_with_conditional_parameters_inside():
+def test_points_come_in_nested_loops_conditional_ones_inside():
     space = Space(
         {
             "x": {
@@ -123,7 +123,7 @@ def test_a_range_without_a_step_makes_the_count_infinite():
         space.point(0)
 
 
-def test_an_arm_without_parameters_is_one_point_and_there_is_no_second():
+def test_an_arm_without_parameters_is_exactly_one_point():
     space = Space({"only": {}})
     assert list(space) == [Point("only", {})]
     with pytest.raises(IndexError, match="a space of 1 points has no point 1"):

@@ -96,7 +96,7 @@ def test_a_text_that_is_no_object_is_refused():
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(min_value=0, max_value=14))
-def test_each_point_becomes_a_complete_configuration_that_survives_json(index):
+def test_each_point_is_a_whole_configuration_even_as_json(index):
     read = read_spec(YAML)
     config = read.trial(read.space().point(index))
     assert config == config.resolve()
@@ -129,7 +129,7 @@ def test_every_configuration_trains_the_same_seeds():
     assert seeds == {(5, 6, 7)}
 
 
-def test_a_field_that_only_the_space_sets_may_be_missing_from_the_base():
+def test_a_field_that_the_space_sets_may_lack_in_the_base():
     searched = spec(
         model={"name": "scornn"},
         search={"space": {"model.parameters": [500, 900], "model.negative_fraction": [0.5]}},
@@ -139,7 +139,7 @@ def test_a_field_that_only_the_space_sets_may_be_missing_from_the_base():
     assert sizes[0] < sizes[1]
 
 
-def test_a_single_point_that_breaks_a_rule_is_invalid_and_the_spec_is_not():
+def test_a_point_that_breaks_a_rule_is_invalid_the_spec_is_not():
     model = {"name": "scornn", "hidden_size": 32}
     searched = spec(model=model, search={"space": {"model.negative_ones": [1, 99]}})
     check_spec(searched)
@@ -147,7 +147,7 @@ def test_a_single_point_that_breaks_a_rule_is_invalid_and_the_spec_is_not():
         searched.trial(searched.space().point(1))
 
 
-def test_an_arms_own_space_and_optimizer_replace_the_shared_ones():
+def test_an_arms_space_and_optimizer_replace_the_shared_ones():
     compared = spec(
         model=None,
         optimizer={"name": "rmsprop"},
@@ -224,7 +224,7 @@ def test_every_example_of_the_schema_is_a_spec_that_passes():
         check_spec(ExperimentSpec.model_validate(example))
 
 
-def test_a_model_of_an_installed_package_can_be_posted_and_searched():
+def test_an_installed_packages_model_can_be_posted_and_searched():
     plugins = Path(__file__).parents[1] / "plugins"
     program = """
 from eigensweep.search_spaces.checks import check_spec
@@ -266,7 +266,7 @@ class TestTheObjective:
         assert ranked.trial(Point("scornn", {})).objective_metric == metric
         assert (ranked.baseline is not None) == has_baseline
 
-    def test_a_baseline_that_depends_on_the_corpus_is_not_known_from_the_spec(self):
+    def test_a_baseline_of_a_corpus_is_not_known_from_the_spec(self):
         assert spec(task={"name": "speech_frames"}).baseline is None
 
     def test_a_metric_that_the_task_does_not_have_is_refused(self):

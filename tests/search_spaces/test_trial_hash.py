@@ -64,7 +64,7 @@ def test_the_hash_differs_where_results_may_differ(changes):
     assert trial(**changes).content_hash() != HASH
 
 
-def test_a_trial_without_a_schedule_is_hashed_without_its_fields():
+def test_a_trial_without_a_schedule_is_hashed_without_fields():
     content = trial().content_to_hash()
     assert list(content["training"]) == ["evaluate_every", "patience"]
     assert list(content["optimizer"]) == [

@@ -75,7 +75,7 @@ def make_client(settings: Settings, record: Record, dispatcher: Dispatcher) -> M
 
 
 class TestMlflow:
-    def test_what_is_asked_is_handed_on_with_its_secret_and_without_ours(self, make_client, echo):
+    def test_what_is_asked_goes_on_with_its_secret_without_ours(self, make_client, echo):
         client = make_client(mlflow=echo)
         place = "/api/2.0/mlflow-artifacts/artifacts/1/a%2Fb%3F?c=d%20e"
         answer = client.get(
@@ -131,7 +131,7 @@ class TestSessions:
         assert client.get("/mlflow/").status_code == 200
         assert client.get("/v1/models").status_code == 200
 
-    def test_a_mistyped_token_does_not_lose_the_page_that_was_asked_for(self, make_client):
+    def test_a_mistyped_token_keeps_the_page_that_was_asked_for(self, make_client):
         client, wanted = make_client(), '/experiments/e1/trials?state=failed&arm="a b"'
         form = client.get(wanted, headers={"Accept": "text/html"})
         for token, status in (("mistyped", 401), ("again", 401), (TOKEN, 303)):

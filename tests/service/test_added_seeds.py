@@ -42,6 +42,10 @@ class Cluster:
     """By seed, whether 256 units come below half of the baseline before 128 do."""
     trained: list[tuple[int, int]] = field(default_factory=list)
     """Hidden units and seed of every training."""
+    places: list[tuple[str, Any, int]] = field(default_factory=list)
+    """Arm, learning rate and seed of every training."""
+    diverges: Callable[[int, int], bool] = lambda units, seed: False
+    """By hidden units and seed, whether a training diverges."""
 
     def run(self, id: str) -> None:
         """Play one experiment to its end."""
@@ -66,9 +70,11 @@ class Cluster:
                 else:
                     curve, result = self.train(config, seed)
                     results.append(result)
+                    self.places.append((point.arm, point.params.get("optimizer.lr"), seed))
                 store.begin(key, 1)
                 store.commit(key, 1, LAST, {}, curve)
-            ledger.finish(number, attempt, "completed", summarise(results))
+            whole = summarise(results)
+            ledger.finish(number, attempt, whole.outcome or "completed", whole)
         ledger.end("completed")
 
     def train(self, config: Any, seed: int) -> tuple[list[CurvePoint], ReplicateResult]:
@@ -77,7 +83,12 @@ class Cluster:
         falls = 50 if (units == 256) == self.is_first(seed) else 60
         steps = ((0, 2.0), (falls, 0.01), (LAST, 0.01))
         curve = [CurvePoint(step, {"valid/cross_entropy": value}, 0) for step, value in steps]
-        return curve, ReplicateResult(seed=seed, value=0.01, step=LAST, seconds=SECONDS)
+        test = {"cross_entropy": 0.01 + 0.001 * seed}
+        outcome = "diverged" if self.diverges(units, seed) else "completed"
+        result = ReplicateResult(
+            seed=seed, value=0.01, step=LAST, seconds=SECONDS, test=test, outcome=outcome
+        )
+        return curve, result
 
 
 @pytest.fixture
@@ -91,7 +102,8 @@ def cluster(record: Record, settings: Any) -> Cluster:
 
 
 def post(client: Any, **more: Any) -> Any:
-    answer = client.post("/v1/reproductions", json={"name": NAME, "until_decided": True, **more})
+    body = {"name": NAME, "until_decided": True, **more}
+    answer = client.post("/v1/reproductions", json=body)
     assert answer.status_code in (200, 201), answer.text
     return answer.json()
 
@@ -139,6 +151,57 @@ def test_seeds_are_added_until_it_is_decided_and_none_is_trained_twice(client, r
     assert "5 looks, with 10, 12, 15, 18, 22 seeds" in words
     assert "anytime-valid" in words
     assert "10, 12, 15, 18, 22" in client.get(f"/reproductions/{ended['id']}").text
+
+
+def test_added_seeds_go_to_the_arms_that_the_primary_claim_compares(client, reproducer, cluster):
+    cluster.is_first = lambda seed: seed % 2 == 0
+    posted = post(client, name="nnrnn/figure-5a", core_hours=0.1)
+    ended = follow(client, reproducer, cluster, posted["id"])
+    report = read(client, ended)
+    seeds = {arm["arm"]: arm["seeds"] for arm in report["arms"]}
+    assert seeds == {"l1_256": 15, "l2_128": 15, "l2_256": FIRST, "l1_128": FIRST}
+    assert report["looks"]["seeds"] == [10, 12, 15], "two arms take 0.02 core hours a seed"
+    assert len(cluster.places) == len(set(cluster.places)) == 4 * FIRST + 2 * 5
+    assert {claim["verdict"] for claim in report["claims"][1:]} <= {"holds", "not distinguishable"}
+    kept = client.get(ended["links"]["report"]["results"]).json()
+    places = [trial["place"] for trial in kept["experiments"][0]["trials"]]
+    assert len(places) == len(set(places)) == 4
+    assert [len(trial["curves"]) for trial in kept["experiments"][0]["trials"]] == [15, 15, 10, 10]
+
+
+def test_of_a_search_the_value_alone_is_trained_that_was_chosen_before(client, reproducer, cluster):
+    posted = post(client, name="henaff/figure-4", most=9)
+    ended = follow(client, reproducer, cluster, posted["id"])
+    assert ended["until_decided"]["seeds"] == [8, 9]
+    trained = {place[:2] for place in cluster.places}
+    assert trained == {("lt_ornn", 1e-4), ("lt_irnn", 1e-4), ("lstm", 1e-3)}
+    arms = read(client, ended)["arms"]
+    assert [(arm["trials"], arm["seeds"]) for arm in arms] == [(1, 9)] * 3
+
+
+def test_a_seed_that_diverged_is_not_trained_at_each_look(client, reproducer, cluster):
+    cluster.is_first = lambda seed: seed not in (0, 3, 7)
+    cluster.diverges = lambda units, seed: units == 128 and seed in (1, 11)
+    ended = follow(client, reproducer, cluster, post(client)["id"])
+    report = read(client, ended)
+    assert len(report["looks"]["seeds"]) > 2
+    assert {arm["arm"]: arm["diverged_seeds"] for arm in report["arms"]}["128"] == [1, 11]
+    assert sorted(cluster.trained) == sorted(set(cluster.trained))
+
+
+def test_all_experiments_of_one_whose_seeds_were_added_are_cancelled_and_posted_again(
+    client, reproducer, cluster
+):
+    cluster.is_first = lambda seed: seed % 2 == 0
+    name = "nnrnn/figure-5a"
+    posted = post(client, name=name)
+    follow(client, reproducer, cluster, posted["id"], looks=1)
+    client.post(posted["links"]["cancel"])
+    first = reproducer.reproductions.get(posted["id"]).first["main"].id
+    client.post(f"/v1/experiments/{first}/delete", json={"confirm": True})
+    assert post(client, name=name)["state"] == "running"
+    ended = follow(client, reproducer, cluster, posted["id"], looks=1)
+    assert ended["until_decided"]["seeds"] == [10, 12]
 
 
 def test_the_page_of_kept_results_says_how_many_looks_it_took(

@@ -212,7 +212,7 @@ class TestQueue:
         assert (again.status_code, again.json()["state"]) == (201, "queued")
         assert again.json()["error"] is None
 
-    def test_one_that_mlflow_has_not_got_is_delivered_when_asked_for_again(
+    def test_one_that_mlflow_lacks_is_delivered_when_asked_again(
         self, client, analyses, runner, monkeypatch
     ):
         id = client.post("/v1/analyses", json=SMALL).json()["id"]
@@ -227,7 +227,7 @@ class TestQueue:
         runner.tick()
         assert client.post("/v1/analyses", json=SMALL).status_code == 200
 
-    def test_what_a_killed_service_was_at_is_begun_again_by_the_next(
+    def test_the_next_service_begins_again_what_a_killed_one_did(
         self, client, analyses, runner, settings, monkeypatch
     ):
         id = client.post("/v1/analyses", json=SMALL).json()["id"]
@@ -246,7 +246,7 @@ class TestQueue:
         assert not successor.tick()
         assert analyses.get(id).state == "finished"
 
-    def test_a_child_that_dies_fails_its_analysis_with_its_last_words(
+    def test_a_child_that_dies_fails_its_analysis_in_its_words(
         self, client, runner, monkeypatch, tmp_path
     ):
         program = tmp_path / "python"
@@ -258,14 +258,14 @@ class TestQueue:
         error = client.get(f"/v1/analyses/{id}").json()["error"]
         assert error == "its process ended with status 9\nout of memory"
 
-    def test_a_folder_that_cannot_be_written_is_told_and_nothing_is_queued(self, client, analyses):
+    def test_an_unwritable_folder_is_told_and_nothing_is_queued(self, client, analyses):
         analyses.folder.parent.mkdir(exist_ok=True)
         analyses.folder.write_text("a file in its place")
         answer = client.post("/v1/analyses", json=SMALL)
         assert (answer.status_code, "cannot write" in read_refusal(answer)) == (503, True)
         assert client.get("/v1/analyses").json()["items"] == []
 
-    def test_a_bug_fails_the_analysis_that_met_it_and_the_queue_goes_on(
+    def test_a_bug_fails_its_analysis_and_the_queue_goes_on(
         self, client, analyses, runner, monkeypatch
     ):
         ids = [
@@ -283,9 +283,7 @@ class TestQueue:
         assert [analyses.get(id).state for id in ids] == ["failed", "finished"]
         assert "KeyError: 'a bug'" in (analyses.get(ids[0]).error or "")
 
-    def test_what_was_removed_from_the_folder_is_told_and_made_again(
-        self, client, runner, monkeypatch
-    ):
+    def test_what_was_removed_from_the_folder_is_made_again(self, client, runner, monkeypatch):
         id = client.post("/v1/analyses", json=SMALL).json()["id"]
         monkeypatch.setattr(runner.handler, "_carry_out", end(Outcome()))
         runner.tick()
@@ -294,15 +292,13 @@ class TestQueue:
         again = client.post("/v1/analyses", json=SMALL)
         assert (again.status_code, again.json()["state"]) == (201, "queued")
 
-    def test_one_whose_folder_was_removed_is_carried_out_all_the_same(
-        self, client, analyses, runner
-    ):
+    def test_one_whose_folder_was_removed_is_carried_out_too(self, client, analyses, runner):
         id = client.post("/v1/analyses", json=SMALL).json()["id"]
         shutil.rmtree(analyses.folder / id)
         assert not runner.tick()
         assert client.get(f"/v1/analyses/{id}").json()["state"] == "finished"
 
-    def test_where_mlflow_keeps_the_trials_does_not_change_an_analysis_s_name(self):
+    def test_an_analysis_s_name_does_not_hang_on_mlflows_place(self):
         trial = TrialSubject(
             experiment="e", number=0, arm="lstm", state="completed", config={}, place="e/00000"
         )
@@ -332,9 +328,7 @@ class TestQueue:
 
 
 class TestFiles:
-    def test_a_real_analysis_of_a_trial_serves_its_numbers_and_pictures(
-        self, client, make_finished, runner
-    ):
+    def test_a_real_analysis_serves_its_numbers_and_pictures(self, client, make_finished, runner):
         request = {"name": "hidden_states", "experiment": make_finished(), "trial": 0}
         here = post(client, **request, options={"weights": "initial"}).json()["links"]["self"]
         assert client.get(f"{here}/files/result.json").status_code == 404

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import s3
 import torch
+from helpers import s3
+from helpers.waiting import PATIENCE, wait_until
 from orders import make_order
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 from typer.testing import CliRunner
-from waiting import PATIENCE, wait_until
 
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
@@ -124,9 +124,7 @@ def read_curves(settings: Settings, id: str) -> list[list[tuple[int, dict[str, f
 
 
 class TestWhileItRuns:
-    def test_each_copy_goes_on_to_the_same_end_and_every_trial_is_finished_once(
-        self, settings, tmp_path
-    ):
+    def test_each_copy_ends_alike_and_finishes_each_trial_once(self, settings, tmp_path):
         self.check_copies(settings, tmp_path, lambda name: Settings(home=tmp_path / name))
 
     @pytest.mark.parametrize("outer", [False, True], ids=["from a home", "from elsewhere"])
@@ -222,7 +220,7 @@ class TestWhileItRuns:
 
 
 class TestSecrets:
-    def test_it_is_for_its_user_alone_and_holds_no_secret_of_the_service(self, settings, tmp_path):
+    def test_it_is_its_users_alone_and_holds_no_secret(self, settings, tmp_path):
         file = tmp_path / "b.tar.gz"
         back_up(settings, file)
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -265,16 +263,14 @@ class TestRefusals:
         with pytest.raises(BackupError, match=r"has schema 0023, .* of the version that the"):
             back_up(elsewhere, tmp_path / "b.tar.gz")
 
-    def test_a_database_that_does_not_answer_is_named_without_its_password(
-        self, settings, tmp_path
-    ):
+    def test_a_silent_database_is_named_without_its_password(self, settings, tmp_path):
         url = "postgresql://me:hush@127.0.0.1:1/record"
         elsewhere = settings.model_copy(update={"database_url": url})
         with pytest.raises(RecordUnusableError, match="cannot be used") as raised:
             back_up(elsewhere, tmp_path / "b.tar.gz")
         assert "hush" not in str(raised.value)
 
-    def test_a_database_or_a_store_that_holds_something_is_left_alone(
+    def test_a_database_or_store_that_holds_something_is_left(
         self, settings, tmp_path, postgresql_url, store_url
     ):
         file, home = tmp_path / "b.tar.gz", tmp_path / "copy"
@@ -377,7 +373,7 @@ class TestHoldingPostgresqlStill:
             assert len(record.experiments()) == 1
             assert copying.find_table_with_rows(moment) is None
 
-    def test_it_gives_up_where_somebody_writes_on_and_spoils_nothing(self, postgresql_url):
+    def test_it_gives_up_where_somebody_writes_and_spoils_nothing(self, postgresql_url):
         with database.engine(postgresql_url).begin() as writer:
             writer.execute(text("UPDATE trials SET step = 0"))
             held = copying.nobody_writes(postgresql_url, 0.1)

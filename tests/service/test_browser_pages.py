@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import yaml
-from played import SPEC, complete, play, seed_result
+from helpers.played import SPEC, complete, play, seed_result
+from helpers.reproduced import NAME, Reproducer, play_driver
 from pydantic import SecretStr
-from reproduced import NAME, Reproducer, play_driver
 from starlette.testclient import TestClient
 
 from eigensweep.search_spaces.presets import load_preset
@@ -40,7 +40,7 @@ def read(client: TestClient, path: str, status: int = 200) -> str:
     return " ".join(unescape(re.sub(r"<[^>]*>", " ", answer.text)).split())
 
 
-def test_a_path_that_leads_nowhere_is_a_page_for_browsers_and_json_for_programs(client):
+def test_a_wrong_path_is_a_page_for_browsers_else_json(client):
     assert "there is nothing at /nonsense" in read(client, "/nonsense", 404)
     assert client.get("/nonsense").json()["status"] == 404
     told = client.get("/v1/nonsense", headers={"Accept": "text/html"})
@@ -87,9 +87,7 @@ def pages_of(id: str) -> list[str]:
 
 
 class TestList:
-    def test_it_shows_state_progress_and_best_and_finds_by_name_and_state(
-        self, client, ledger, spec
-    ):
+    def test_it_shows_and_finds_states_names_progress_and_best(self, client, ledger, spec):
         client.post("/v1/experiments", json=spec(name="another"))
         words = read(client, "/")
         assert re.search(
@@ -183,9 +181,7 @@ class TestExperiment:
         assert told in read(client, f"{here}/trials/7")
         assert "lr=0.001 changed at step 50" in read(client, f"{here}/trials")
 
-    def test_the_api_tells_a_lineage_and_leaves_its_trial_out_where_points_are_compared(
-        self, client, ledger
-    ):
+    def test_the_api_tells_a_lineage_and_compares_no_such_trial(self, client, ledger):
         here = f"/v1/experiments/{ledger.experiment_id}"
         ledger.end_round(50, {7: Takeover(50, 2, {"optimizer.lr": 0.0123}, "h2")})
         ledger.finish(7, 1, "completed", summarise([seed_result(0, 0.01, "completed")]))
@@ -245,7 +241,7 @@ class TestExperiment:
 
 
 class TestReproductions:
-    def test_the_list_has_every_suite_with_its_cost_and_what_is_missing_for_it(self, client):
+    def test_the_list_has_every_suite_its_cost_and_what_it_lacks(self, client):
         page = client.get("/reproductions").text
         rows = {
             name: text
@@ -288,9 +284,7 @@ class TestReproductions:
         assert "style=" not in page.text
         assert f"{report['verdict']} Report of {NAME}, short" in read(client, "/reproductions")
 
-    def test_one_that_was_cancelled_or_failed_can_be_asked_for_again(
-        self, client, record, settings
-    ):
+    def test_one_that_was_cancelled_or_failed_is_asked_for_again(self, client, record, settings):
         posted = client.post("/v1/reproductions", json={"name": NAME}).json()
         client.post(posted["links"]["cancel"])
         page = client.get(posted["links"]["page"]).text
@@ -346,7 +340,7 @@ class TestSafety:
         assert client.get("/static/../routes.py").status_code == 404
         assert client.get("/static/%2e%2e/routes.py").status_code == 404
 
-    def test_with_a_token_strangers_are_asked_to_sign_in_and_come_back(
+    def test_with_a_token_strangers_sign_in_and_come_back(
         self, settings, record, dispatcher, client, ledger
     ):
         own = settings.model_copy(update={"token": SecretStr("let-me-in")})
@@ -366,9 +360,7 @@ class TestSafety:
 
 
 class TestOverviews:
-    def test_curves_are_means_over_seeds_of_the_best_and_of_running_trials(
-        self, client, ledger, settings
-    ):
+    def test_curves_are_means_over_seeds_of_best_and_running(self, client, ledger, settings):
         here = f"/v1/experiments/{ledger.experiment_id}/curves"
         found = client.get(here).json()
         assert found["metric"] == "valid/cross_entropy"
@@ -386,7 +378,7 @@ class TestOverviews:
         assert thin[0]["steps"] == [0, 40, 80, 100]
         assert len(thin) == 3
 
-    def test_a_metric_that_no_curve_holds_is_refused_with_those_that_exist(self, client, ledger):
+    def test_a_metric_of_no_curve_is_refused_with_those_that_exist(self, client, ledger):
         here = f"/v1/experiments/{ledger.experiment_id}/curves"
         refused = client.get(f"{here}?metric=valid/cross_entrpy")
         assert refused.status_code == 422
@@ -435,9 +427,7 @@ class TestOverviews:
         assert (first["seed"], first["step"]) == (0, 100)
         assert first["bytes"] > 0
 
-    def test_points_of_a_large_search_are_the_best_and_an_even_sample(
-        self, client, ledger, settings
-    ):
+    def test_a_large_search_shows_its_best_and_an_even_sample(self, client, ledger, settings):
         for number in range(8, 40):
             complete(ledger, Path(settings.storage_folder), number, "lstm", 1 / number, points=2)
         here = f"/v1/experiments/{ledger.experiment_id}/points"

@@ -15,12 +15,12 @@ from typing import Any
 import pandas as pd
 import pytest
 import yaml
+from helpers.waiting import PATIENCE
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from rich.console import Console
 from rich.text import Text
 from typer.testing import CliRunner, Result
-from waiting import PATIENCE
 
 from eigensweep.search_spaces.labels import format_share
 from eigensweep.service.client import Client, connection
@@ -57,7 +57,7 @@ def spec(tmp_path: Path) -> str:
     return str(file)
 
 
-def test_the_command_line_starts_without_torch_ray_mlflow_and_the_spec() -> None:
+def test_the_command_line_loads_no_torch_ray_mlflow_or_spec() -> None:
     heavy = "{'torch', 'ray', 'mlflow', 'optuna', 'fastapi'}"
     rooms = "('eigensweep.search_spaces.', 'eigensweep.models', 'eigensweep.tasks')"
     light = {f"eigensweep.search_spaces.{m}" for m in ("spec_text", "dotted", "labels", "errors")}
@@ -72,7 +72,7 @@ def test_the_command_line_starts_without_torch_ray_mlflow_and_the_spec() -> None
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
-def test_submit_and_follow_ends_with_trials_ranked_beside_the_baseline(cli: Cli, spec: str) -> None:
+def test_submit_and_follow_ends_with_a_ranking_and_baseline(cli: Cli, spec: str) -> None:
     done = cli("submit", spec, "--follow", "--set", "name=mine")
 
     assert done.exit_code == 0
@@ -134,7 +134,7 @@ def test_bad_input_is_exit_code_2_and_names_the_field(
         (("submit",), "Missing argument"),
     ],
 )
-def test_an_unknown_name_is_exit_code_2_and_lists_the_known_ones(
+def test_an_unknown_name_exits_with_2_and_lists_the_known(
     cli: Cli, args: tuple[str, ...], message: str
 ) -> None:
     done = cli(*args)
@@ -170,7 +170,7 @@ def test_the_address_may_stand_before_the_command_or_after_it(
     assert (before.exit_code, after.exit_code) == (0, 0)
 
 
-def test_without_a_service_this_process_answers_for_catalogue_and_preview(
+def test_without_a_service_this_process_answers_what_it_can(
     cli: Cli, spec: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked = [("models",), ("tasks", "copying", "--json"), ("preview", spec), ("preview", "none")]
@@ -240,9 +240,7 @@ def test_archived_experiments_are_listed_only_when_asked_for(cli: Cli, spec: str
     assert id in cli("list", "--archived").stdout
 
 
-def test_watch_as_json_prints_a_line_for_each_event_and_then_the_experiment(
-    cli: Cli, spec: str
-) -> None:
+def test_watch_as_json_prints_each_event_then_the_experiment(cli: Cli, spec: str) -> None:
     id = json.loads(cli("submit", spec, "--json").stdout)["id"]
 
     *events, last = map(json.loads, cli("watch", id, "--json").stdout.splitlines())
@@ -280,9 +278,7 @@ def test_list_and_show_agree(cli: Cli, spec: str) -> None:
     assert f"/experiments/{row.split()[0]}" in shown
 
 
-def test_an_experiment_is_named_by_the_beginning_of_its_id_its_name_or_last(
-    cli: Cli, spec: str
-) -> None:
+def test_an_experiment_is_named_by_id_start_name_or_last(cli: Cli, spec: str) -> None:
     id = json.loads(cli("submit", spec, "--set", "name=called so", "--json").stdout)["id"]
     for name in (id[:-1], "called so", "last"):
         assert json.loads(cli("show", name, "--json").stdout)["id"] == id
@@ -302,7 +298,7 @@ def test_a_trial_is_shown_in_a_few_lines(cli: Cli, spec: str) -> None:
     assert len(lines) < 25
 
 
-def test_presets_are_listed_with_a_line_each_and_models_with_their_source(cli: Cli) -> None:
+def test_presets_have_a_line_each_and_models_their_source(cli: Cli) -> None:
     assert max(map(len, cli("presets").stdout.splitlines())) < 150
     assert "Hochreiter & Schmidhuber 1997" in cli("models").stdout
 
@@ -436,7 +432,7 @@ def test_a_column_without_a_word_is_drawn_as_well() -> None:
     assert "anna" in screen.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_a_bar_shows_the_best_value_so_far_and_the_steady_time_left() -> None:
+def test_a_bar_shows_the_best_so_far_and_the_steady_time_left() -> None:
     now = [0.0]
     left = terminal.SteadyEstimate(clock=lambda: now[0])
     shown = []
@@ -453,7 +449,7 @@ def test_a_bar_shows_the_best_value_so_far_and_the_steady_time_left() -> None:
     assert "0:00:07 left" in drawn
 
 
-def test_a_comparison_shows_both_sides_the_difference_and_its_test(cli: Cli, spec: str) -> None:
+def test_a_comparison_shows_sides_difference_and_test(cli: Cli, spec: str) -> None:
     id = json.loads(cli("submit", spec, "--set", "replicates=3", "--json").stdout)["id"]
     cli("watch", id)
 
@@ -538,7 +534,7 @@ def test_trials_become_a_frame_with_a_column_for_each_parameter(scripted_service
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
-def test_trials_are_exported_with_a_column_for_each_parameter_and_metric(
+def test_exported_trials_have_all_parameters_and_metrics(
     cli: Cli, spec: str, tmp_path: Path, suffix: str
 ) -> None:
     id = json.loads(cli("submit", spec, "--json").stdout)["id"]
@@ -575,9 +571,7 @@ def test_an_experiment_is_exported_as_a_study_that_optuna_opens(
     assert cli("export", id, "--optuna", str(tmp_path / "study.db")).exit_code == 2
 
 
-def test_a_pareto_table_weighs_the_metric_against_parameters_or_seconds(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_a_pareto_table_weighs_the_metric_against_a_cost(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "spec.yaml"
     small = {"model": {"name": "lstm", "hidden_size": 4}, "name": "small"}
     large = {"model": {"name": "lstm", "hidden_size": 8}, "name": "large"}

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from waiting import PATIENCE
+from helpers.waiting import PATIENCE
 
 from eigensweep.service.client import Client, InputError, RefusedError, ServiceAwayError
 from eigensweep.service.client import connection as client_connection
@@ -86,9 +86,7 @@ def client(stub: Stub) -> Iterator[Client]:
         yield client
 
 
-def test_events_continue_after_a_broken_connection_where_they_stopped(
-    stub: Stub, client: Client
-) -> None:
+def test_events_continue_after_a_broken_connection(stub: Stub, client: Client) -> None:
     stub.answers["/v1/experiments/e7"] = [
         as_json(200, {"state": "running"}),
         as_json(200, {"state": "completed"}),
@@ -105,9 +103,7 @@ def test_events_continue_after_a_broken_connection_where_they_stopped(
     assert resumed == [None, "2"]
 
 
-def test_events_go_on_over_an_end_after_which_the_experiment_was_taken_up_again(
-    stub: Stub, client: Client
-) -> None:
+def test_events_go_on_over_an_end_that_was_not_the_last(stub: Stub, client: Client) -> None:
     stub.answers["/v1/experiments/e7"] = [
         as_json(200, {"state": "queued"}),
         as_json(200, {"state": "completed"}),

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpus_server import CorpusServer, serving
+from helpers.corpus_server import CorpusServer, serving
+from helpers.small_files import cifar_images, python2_pickle
 from rich.console import Console
-from small_files import cifar_images, python2_pickle
 from starlette.testclient import TestClient
 from typer.testing import CliRunner, Result
 
@@ -197,9 +197,7 @@ class TestFetching:
         assert digest(FILES["a.txt"]) in done.stderr
         assert files_in(root) == []
 
-    def test_where_one_place_fails_the_next_is_asked_for_what_is_missing(
-        self, root, server, publish
-    ):
+    def test_where_one_place_fails_the_next_is_asked_for_the_rest(self, root, server, publish):
         server.files = {"/b.bin": FILES["b.bin"], "/copy/a.txt": FILES["a.txt"]}
         first = (f"{server.url}/b.bin", f"{server.url}/a.txt")
         publish(first, (f"{server.url}/copy/a.txt", f"{server.url}/copy/b.bin"))
@@ -229,9 +227,7 @@ class TestFetching:
         assert f"another process is fetching {server.url}/a.txt; wait for its end" in done.stderr
         assert (server.requests, files_in(root)) == ([], [])
 
-    def test_a_packed_file_damaged_on_its_way_is_reported_and_downloaded_again(
-        self, root, server, publish
-    ):
+    def test_a_packed_file_damaged_on_its_way_is_downloaded_again(self, root, server, publish):
         publish((f"{server.url}/all.tgz",))
         server.files["/all.tgz"] = make_damaged_tar()
         done = run("fetch", "letters")
@@ -544,9 +540,7 @@ class TestLooking:
             (recording()[:-100], "is cut off"),
         ],
     )
-    def test_recordings_of_one_s_own_are_listed_with_their_digest_and_read(
-        self, root, sound, message
-    ):
+    def test_ones_own_recordings_are_listed_with_digest_and_read(self, root, sound, message):
         lines = ""
         for part in ("train", "valid", "test"):
             content = sound if part == "valid" else recording()
@@ -567,9 +561,7 @@ class TestLooking:
         assert "EIGENSWEEP_PORT: " in done.stderr
 
 
-def test_the_service_looks_in_its_home_folder_and_names_the_command(
-    tmp_path, record, dispatcher, spec
-):
+def test_the_service_looks_at_home_and_names_the_command(tmp_path, record, dispatcher, spec):
     service = create_app(Settings(home=tmp_path / "home"), record, dispatcher)
     with TestClient(service) as client:
         answer = client.post("/v1/experiments", json=spec(task={"name": "ptb_chars"}))

@@ -102,7 +102,7 @@ def test_a_number_of_days_is_a_number(app: FastAPI) -> None:
 
 
 @pytest.mark.slow
-def test_no_answer_is_an_error_of_the_service_or_missing_on_the_page(app: FastAPI) -> None:
+def test_no_answer_is_an_error_or_missing_on_the_page(app: FastAPI) -> None:
     failures, asked = find_failures(app, 1, **SHORT)
     assert not failures, "\n\n".join(failures)
     assert asked >= list_operations(app)

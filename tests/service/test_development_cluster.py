@@ -32,8 +32,8 @@ from development_cluster import (
     take_down,
 )
 from filelock import FileLock
+from helpers.waiting import wait_until
 from typer.testing import CliRunner
-from waiting import wait_until
 
 from eigensweep.service.process import guard
 
@@ -106,7 +106,7 @@ def test_two_commands_do_not_work_on_one_folder(folder: Path) -> None:
         take_down(folder, print_nothing)
 
 
-def test_the_service_ends_first_the_nodes_together_and_the_database_last(
+def test_the_service_ends_before_nodes_and_these_before_the_db(
     folder: Path, start: Callable[..., Part]
 ) -> None:
     script = """
@@ -207,7 +207,7 @@ def test_a_start_that_fails_names_the_log_and_leaves_nothing(
     assert {name for name, mode in modes.items() if mode & 0o077} == set()
 
 
-def test_postgresql_starts_without_a_port_and_goes_on_with_its_databases(
+def test_postgresql_has_no_port_and_keeps_its_databases(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if find_programs() is None:

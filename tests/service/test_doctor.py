@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx2
 import pytest
-import s3
+from helpers import s3
 from pydantic import ValidationError
 from sqlalchemy import create_engine, text
 from typer.testing import CliRunner
@@ -100,7 +100,7 @@ class TestCommand:
         clock = [*checkup.check_clock(Context(Settings(), scripted_service))]
         assert only(clock, "clock against service").state == "ok"
 
-    def test_a_place_that_cannot_be_looked_at_does_not_hide_the_others(self, monkeypatch, tmp_path):
+    def test_a_place_that_cannot_be_looked_at_hides_no_other(self, monkeypatch, tmp_path):
         monkeypatch.setenv("EIGENSWEEP_HOME", str(tmp_path))
 
         def broken(context: Context) -> Any:
@@ -185,9 +185,7 @@ class TestStores:
             only(checkup.check_database(context(database_url=url)), "database").state == "problem"
         )
 
-    def test_a_home_that_others_may_change_is_a_problem_and_one_they_may_read_a_warning(
-        self, context, tmp_path
-    ):
+    def test_a_home_that_others_change_is_a_problem_read_a_warning(self, context, tmp_path):
         home = tmp_path / "home"
         for mode, state in ((0o700, "ok"), (0o755, "warning"), (0o777, "problem")):
             home.mkdir(exist_ok=True)
@@ -201,7 +199,7 @@ class TestStores:
         finding = only(list(found)[:-1], "storage")
         assert (finding.state, "EIGENSWEEP_STORAGE" in finding.advice) == ("problem", True)
 
-    def test_an_object_store_is_tried_out_and_a_bucket_that_is_missing_is_a_problem(self, context):
+    def test_an_object_store_is_tried_and_no_bucket_is_a_problem(self, context):
         with s3.serve() as bucket:
             found = [*checkup.check_folders(context(storage=f"{bucket}/sweeps/"))]
             finding = only(found, "storage")
@@ -323,9 +321,7 @@ class TestNetwork:
 
 
 class TestCorpora:
-    def test_files_with_other_contents_are_a_problem_and_missing_ones_are_none(
-        self, context, tmp_path
-    ):
+    def test_files_that_differ_are_a_problem_missing_ones_are_none(self, context, tmp_path):
         folder = tmp_path / "data" / treebank.CORPUS.folder
         folder.mkdir(parents=True)
         for name, (size, _) in treebank.CORPUS.files.items():

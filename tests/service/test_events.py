@@ -171,9 +171,7 @@ class TestEvents:
         assert len(states) == 2  # before the events, and after the last one
         assert len(asked) == 2  # for each caller once
 
-    def test_an_end_that_comes_after_a_shared_look_at_the_state_is_told(
-        self, record, ledger, monkeypatch
-    ):
+    def test_an_end_after_a_shared_look_at_the_state_is_told(self, record, ledger, monkeypatch):
         read, looks = record.state, []
 
         def look_and_end(id: str) -> str:
@@ -223,7 +221,7 @@ class TestEvents:
         assert looks[0][1:] == (0, 2)
         assert looks[1][1:] == (int(events[1]["id"]), 2)
 
-    def test_a_stream_is_not_kept_back_and_of_no_experiment_there_is_none(self, client, ledger):
+    def test_a_stream_is_not_kept_back_nor_made_for_no_experiment(self, client, ledger):
         ledger.end("completed")
         answer = client.get(f"/v1/experiments/{ledger.experiment_id}/events")
         assert answer.headers["content-type"].startswith("text/event-stream")

@@ -293,7 +293,7 @@ class TestHeaders:
             assert path.startswith(PLACE) or "unsafe" not in policy, path
 
     @pytest.mark.parametrize("path", ["get-artifact", "api/2.0/mlflow-artifacts/artifacts/1/x"])
-    def test_a_file_that_a_user_put_into_mlflow_is_no_page_of_this_origin(
+    def test_a_users_file_in_mlflow_is_no_page_of_this_origin(
         self, place: Place, path: str
     ) -> None:
         answer = place.client().get(f"{PLACE}/{path}", headers=bearer("read")(place))
@@ -324,7 +324,7 @@ class TestDeclarations:
         app.include_router(router, dependencies=[READ])
         return app
 
-    def test_a_route_that_changes_something_and_names_no_scope_cannot_be_added(self) -> None:
+    def test_a_route_that_changes_something_must_name_a_scope(self) -> None:
         with pytest.raises(RuntimeError, match=r"POST.*/act does not say which scope it needs"):
             require_scopes(self.make(), frozenset())
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from anyio import to_thread
-from played import play
-from waiting import PATIENCE, wait_until
+from helpers.played import play
+from helpers.waiting import PATIENCE, wait_until
 
 from eigensweep.service import store_probe
 from eigensweep.service.api.routes import health, metrics
@@ -59,9 +59,7 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     made.goes_on()
 
 
-def test_who_reads_there_is_refused_and_all_other_requests_are_answered(
-    client, record, settings, folder
-):
+def test_who_reads_there_is_refused_and_all_others_are_answered(client, record, settings, folder):
     async def limit() -> None:
         to_thread.current_default_thread_limiter().total_tokens = THREADS
 
@@ -86,7 +84,7 @@ def test_who_reads_there_is_refused_and_all_other_requests_are_answered(
     wait_until(lambda: client.get(f"/v1/experiments/{id}/curves").status_code == 200)
 
 
-def test_a_question_is_refused_at_once_while_an_earlier_one_hangs(tmp_path, folder):
+def test_a_question_is_refused_while_an_earlier_one_hangs(tmp_path, folder):
     probe = StoreProbe(str(tmp_path))
     assert probe.ask(lambda store: store.files.names("e1")) == []
     folder.hangs()
@@ -98,7 +96,7 @@ def test_a_question_is_refused_at_once_while_an_earlier_one_hangs(tmp_path, fold
     assert asked == []
 
 
-def test_a_long_answer_is_waited_for_while_the_store_answers_others(tmp_path, folder):
+def test_a_long_answer_is_waited_for_and_others_are_answered(tmp_path, folder):
     gate, probe = threading.Event(), StoreProbe(str(tmp_path))
 
     def read(store: Store) -> str:
@@ -117,7 +115,7 @@ def test_what_the_reader_raises_is_raised(tmp_path):
         StoreProbe(str(tmp_path)).ask(fail)
 
 
-def test_readiness_names_the_store_and_metrics_leave_its_disk_out(
+def test_readiness_names_the_store_metrics_leave_its_disk_out(
     client, folder, settings, monkeypatch
 ):
     looked_at = health._find_disk_problem

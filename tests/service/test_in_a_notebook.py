@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from played import seed_result
+from helpers.played import seed_result
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
@@ -124,7 +124,7 @@ class TestPlot:
         assert linear.get_yscale() == "linear"
         assert min(linear.lines[0].get_ydata()) == 0
 
-    def test_another_metric_has_no_baseline_and_an_unknown_one_is_refused(self, experiment):
+    def test_another_metric_has_no_baseline_an_unknown_is_refused(self, experiment):
         (axes,) = experiment.plot("train/loss").axes
         assert [line.get_label() for line in axes.lines] == ["scornn", "lstm"]
         with pytest.raises(RefusedError, match="no curve holds 'valid/los'"):

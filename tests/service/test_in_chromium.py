@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import uvicorn
 from chromium import is_installed, open_chromium, set_view
-from played import PLACE, SPEC, complete, open_trial, play, seed_result
+from helpers.played import PLACE, SPEC, complete, open_trial, play, seed_result
+from helpers.reproduced import NAME, Reproducer, play_driver
+from helpers.waiting import wait_until
 from pydantic import SecretStr
-from reproduced import NAME, Reproducer, play_driver
 from selenium import webdriver
 from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.by import By
@@ -23,7 +24,6 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 from starlette.testclient import TestClient
 from test_race import Race
-from waiting import wait_until
 
 from eigensweep.search_spaces.labels import describe_settings
 from eigensweep.service.api.app import create_app
@@ -136,7 +136,7 @@ def finished(ledger, settings) -> Any:
     return ledger
 
 
-def test_a_finished_experiment_shows_importance_front_and_comparisons(browser, serve, finished):
+def test_a_finished_one_shows_importance_front_and_comparisons(browser, serve, finished):
     emulate(browser, 1200, "light")
     here = f"{serve()}/experiments/{finished.experiment_id}"
     browser.get(here)
@@ -227,7 +227,7 @@ def test_the_solid_line_of_an_arm_is_its_best_so_far(browser, serve, ledger, set
     assert "0.02" in text_of(browser, "#trials")
 
 
-def test_a_trial_without_a_conditional_setting_reaches_the_metric(browser, serve, client, record):
+def test_without_a_conditional_setting_a_line_reaches_the_end(browser, serve, client, record):
     spec = {
         **SPEC,
         "search": {
@@ -336,7 +336,7 @@ def test_the_keyboard_reaches_everything_and_focus_is_seen(browser, serve, finis
         assert missed == [], path
 
 
-def test_the_keyboard_reaches_the_content_first_and_focus_is_seen(browser, serve, ledger):
+def test_the_keyboard_reaches_the_content_and_shows_its_focus(browser, serve, ledger):
     browser.get(serve())
     find(browser, "body").send_keys(Keys.TAB)
     first = browser.switch_to.active_element
@@ -365,7 +365,7 @@ def test_a_browser_signs_in_and_comes_back(browser, serve, ledger):
     find(browser, "#token")
 
 
-def test_the_page_of_the_api_is_dark_where_the_browser_is_and_leads_back(browser, serve, ledger):
+def test_the_page_of_the_api_is_dark_and_leads_back(browser, serve, ledger):
     address = serve()
     for scheme in ("dark", "light"):
         emulate(browser, 1200, scheme)
@@ -382,7 +382,7 @@ def test_the_page_of_the_api_is_dark_where_the_browser_is_and_leads_back(browser
     assert browser.current_url == f"{address}/"
 
 
-def test_a_page_that_a_browser_kept_is_not_shown_after_signing_out(browser, serve, ledger):
+def test_a_page_a_browser_kept_is_not_shown_after_signing_out(browser, serve, ledger):
     address = serve(token="let-me-in")
     browser.get(f"{address}/new?preset=quickstart")
     find(browser, "#token").send_keys("let-me-in", Keys.ENTER)
@@ -409,7 +409,7 @@ def test_a_race_is_a_table_of_who_is_behind_the_leader(browser, serve, client, r
     wait_until(lambda: browser.find_elements(By.CSS_SELECTOR, "#race path.js-line"), pause=0.05)
 
 
-def test_a_comparison_shows_its_differences_against_the_number_of_seeds(browser, serve, finished):
+def test_a_comparison_shows_differences_against_seeds(browser, serve, finished):
     names = [f"of={finished.experiment_id}/{arm}" for arm in ("lstm", "scornn")]
     browser.get(f"{serve()}/compare?{'&'.join(names)}&smallest=0.5")
     wait_until(lambda: browser.find_elements(By.CSS_SELECTOR, "#looks path.js-line"), pause=0.05)
@@ -452,7 +452,7 @@ def test_a_phone_folds_what_is_long_and_draws_what_is_opened(browser, serve, fin
     assert 300 < browser.execute_script(wide) <= 390
 
 
-def test_the_fields_are_short_on_a_phone_and_a_link_opens_what_it_leads_to(browser, serve):
+def test_the_fields_are_short_on_a_phone_and_links_open_them(browser, serve):
     emulate(browser, 390, "light")
     address = serve()
     browser.get(f"{address}/fields")
@@ -531,7 +531,7 @@ LOOKS = [
 
 
 @pytest.mark.parametrize(("width", "scheme"), LOOKS)
-def test_axe_finds_nothing_on_any_page_and_none_scrolls_sideways(
+def test_axe_finds_nothing_and_no_page_scrolls_sideways(
     browser, serve, finished, client, record, settings, width, scheme
 ):
     emulate(browser, width, scheme)

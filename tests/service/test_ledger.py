@@ -209,6 +209,18 @@ class TestEveryLedger:
         for other in (("abd", 3, 100), ("abc", 4, 100), ("abc", 3, 99)):
             assert ledger.find_part(*other) is None
 
+    @pytest.mark.parametrize(("others", "is_found"), [("completed", True), (None, False)])
+    def test_seeds_beside_one_that_diverged_are_part_of_more_if_they_came_to_their_end(
+        self, ledger, others, is_found
+    ):
+        ledger.open(0, "scornn", {}, THREE, "abc")
+        seeds = [dataclasses.replace(self.seed(seed), outcome=others) for seed in (3, 5)]
+        seeds.insert(1, dataclasses.replace(self.seed(4), outcome="diverged", value=None))
+        ledger.finish(0, ledger.begin(0), "diverged", summarise(seeds))
+        found = ledger.find_part("abc", 3, 100)
+        assert (found is not None) == is_found
+        assert ledger.find_finished("abc", 3, 3, 100) is None
+
     def test_what_mlflow_holds_of_many_trials_is_recorded_at_once(self, ledger):
         for number in range(3):
             ledger.open(number, "scornn", {}, CONFIG, f"hash {number}")

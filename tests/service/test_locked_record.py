@@ -13,8 +13,8 @@ from contextlib import contextmanager
 import pytest
 from anyio import to_thread
 from fastapi.routing import iter_route_contexts
+from helpers.waiting import PATIENCE, wait_until
 from sqlalchemy import make_url
-from waiting import PATIENCE, wait_until
 
 from eigensweep.service.api import writers
 from eigensweep.service.api.writers import BusyError, Writers
@@ -46,9 +46,7 @@ def token(client, record) -> str:
     return Accounts(record.url).create_token("anna", "submit", None).token
 
 
-def test_reads_go_on_while_eight_posts_wait_and_all_are_done_after(
-    client, url, token, spec, monkeypatch
-):
+def test_reads_go_on_while_eight_posts_wait(client, url, token, spec, monkeypatch):
     monkeypatch.setattr(writers, "WRITERS", Writers())
     client.headers["Authorization"] = f"Bearer {token}"
     names = {f"number {number}" for number in range(8)}
@@ -83,7 +81,7 @@ def test_posts_beyond_a_bound_are_told_to_come_again(client, url, spec, monkeypa
     assert sorted(names) == ["0", "1"]
 
 
-def test_a_refusal_that_is_to_be_entered_keeps_no_thread_of_reads(client, url, token, monkeypatch):
+def test_an_entered_refusal_keeps_no_thread_of_reads(client, url, token, monkeypatch):
     monkeypatch.setattr(writers, "WRITERS", Writers())
     monkeypatch.setattr(database, "BUSY_SECONDS", 1)
     good = {"Authorization": f"Bearer {token}"}
@@ -94,7 +92,7 @@ def test_a_refusal_that_is_to_be_entered_keeps_no_thread_of_reads(client, url, t
         assert client.get("/v1/experiments", headers=good).status_code == 200
 
 
-def test_every_route_that_changes_something_runs_among_the_writers(client):
+def test_every_route_that_changes_things_is_a_writer(client):
     found = {
         each.path: inspect.iscoroutinefunction(each.original_route.endpoint)
         for each in iter_route_contexts(client.app.routes)
@@ -105,7 +103,7 @@ def test_every_route_that_changes_something_runs_among_the_writers(client):
     assert {path for path, is_among in found.items() if not is_among} == CHANGES_NOTHING
 
 
-def test_what_is_run_there_answers_or_raises_and_leaves_room_for_the_next():
+def test_what_runs_there_answers_or_raises_and_leaves_room():
     async def ask() -> None:
         pool = Writers(threads=1, most=1)
         go_on = threading.Event()

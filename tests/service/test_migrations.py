@@ -319,6 +319,6 @@ def test_a_downgrade_is_refused_with_words_and_changes_nothing(each_url, wanted)
         assert "experiments" in inspect(connection).get_table_names()
 
 
-def test_a_program_that_is_older_than_the_record_does_not_change_it(url):
+def test_a_program_older_than_the_record_changes_nothing(url):
     with pytest.raises(NoWayBackError, match="backup"):
         migrate(url, REVISIONS[0])

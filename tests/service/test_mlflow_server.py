@@ -5,13 +5,13 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from waiting import wait_until
+from helpers.waiting import wait_until
 
 from eigensweep.service.process.mlflow_server import MlflowServer
 from eigensweep.service.settings import Mlflow
 
 
-def test_what_it_said_when_it_ended_is_told_where_it_does_not_answer(tmp_path: Path) -> None:
+def test_what_it_said_at_its_end_is_told_where_it_is_silent(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     server = MlflowServer(tmp_path / "mlflow", port)

@@ -41,7 +41,7 @@ def test_the_address_of_a_service_that_lives_is_used(home):
         assert connection.url == URL
 
 
-def test_no_token_goes_to_the_address_of_a_service_that_has_ended(home):
+def test_no_token_goes_to_the_address_of_an_ended_service(home):
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         ended.wait()
     change(home, pid=ended.pid)

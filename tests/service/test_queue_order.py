@@ -33,9 +33,7 @@ class TestTheQueue:
         assert record.list_queued(9) == [b[0], a[1], b[1], a[2], a[3]]
         assert record.list_queued(2) == [b[0], a[1]]
 
-    def test_a_priority_comes_before_all_turns_but_not_before_who_has_none_running(
-        self, post, record
-    ):
+    def test_a_priority_comes_before_turns_not_before_who_has_none(self, post, record):
         a = [post("anna") for _ in range(2)]
         urgent = [post("anna", 5) for _ in range(2)]
         late, b = post("ben", -5), post("ben")
@@ -60,7 +58,7 @@ class TestTheQueue:
         record.claim(ids[0])
         assert client.get(f"/v1/experiments/{ids[0]}").json()["queue_place"] is None
 
-    def test_another_priority_is_an_answer_and_a_wrong_one_is_refused(self, client, post):
+    def test_another_priority_is_answered_a_wrong_one_refused(self, client, post):
         id = post("anna")
         answer = client.post(f"/v1/experiments/{id}/prioritize", json={"priority": -3})
         assert (answer.status_code, answer.json()["priority"]) == (202, -3)

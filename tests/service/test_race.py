@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from played import SPEC, open_trial, seed_result
+from helpers.played import SPEC, open_trial, seed_result
 from starlette.testclient import TestClient
 
 from eigensweep.service.client.answers import Answer, describe_race
@@ -91,7 +91,7 @@ def test_a_race_that_runs_says_who_trains_on_and_why(race):
     assert "The race for more seeds" in page
 
 
-def test_a_trial_that_trains_on_keeps_its_value_and_says_what_for(race):
+def test_a_trial_that_trains_on_keeps_its_value_and_says_why(race):
     race.reopen(1, 4)
     trial = race.client.get(f"/v1/experiments/{race.id}/trials/1").json()
     assert (trial["state"], trial["reopened_for"]) == ("waiting", "seed 3 of the race")
@@ -123,7 +123,7 @@ def test_the_end_of_a_race_is_told_with_what_is_open(race):
     assert [(t["number"], t["statistics"]["value"]["n"]) for t in order] == [(0, 5), (1, 5), (2, 3)]
 
 
-def test_an_experiment_that_ended_in_a_race_says_so_and_keeps_its_results(race):
+def test_one_that_ended_in_a_race_says_so_and_keeps_results(race):
     race.reopen(1, 4)
     race.ledger.end("cancelled")
     found = race.read()
@@ -132,7 +132,7 @@ def test_an_experiment_that_ended_in_a_race_says_so_and_keeps_its_results(race):
     assert race.client.get(f"/v1/experiments/{race.id}").json()["progress"]["completed"] == 3
 
 
-def test_without_a_race_there_is_none_and_its_place_on_the_page_neither(client, record):
+def test_without_a_race_no_page_has_a_place_for_it(client, record):
     id = client.post("/v1/experiments", json=SPEC).json()["id"]
     found = client.get(f"/v1/experiments/{id}/race").json()
     assert (found["state"], found["racers"]) == ("none", [])

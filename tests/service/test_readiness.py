@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from anyio import to_thread
+from helpers.waiting import PATIENCE, wait_until
 from sqlalchemy import make_url
 from sqlalchemy.exc import DBAPIError
-from waiting import PATIENCE, wait_until
 
 from eigensweep.service.api.routes import health
 from eigensweep.service.process.serve import THREADS

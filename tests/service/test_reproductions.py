@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from reproduced import NAME, Reproducer, play_driver
+from helpers.reproduced import NAME, Reproducer, play_driver
 from starlette.testclient import TestClient
 
 from eigensweep.reports.__main__ import main as make_report
@@ -72,9 +72,7 @@ def test_it_ends_in_a_report_and_is_not_run_again(client, reproducer, play):
     assert len(client.get("/v1/experiments").json()["items"]) == 1
 
 
-def test_a_report_by_earlier_rules_is_made_again_without_training(
-    client, reproducer, play, monkeypatch
-):
+def test_a_report_by_earlier_rules_is_remade_untrained(client, reproducer, play, monkeypatch):
     from eigensweep.service.record import reproductions
 
     posted = post(client).json()
@@ -151,7 +149,7 @@ class TestResults:
         assert shown["state"] == "completed"
         assert results.origin in shown["spec"]["description"]
 
-    def test_analyses_that_need_weights_are_those_of_the_other_machine(
+    def test_analyses_of_weights_are_those_of_the_other_machine(
         self, client, reproducer, elsewhere, kept
     ):
         posted = post(client, "nnrnn/figure-1c").json()
@@ -226,7 +224,7 @@ def test_a_finished_one_cannot_be_cancelled(client, reproducer, play):
     assert client.post(posted["links"]["cancel"]).status_code == 409
 
 
-def test_what_this_machine_cannot_do_is_reported_with_its_reason(client, reproducer):
+def test_what_this_machine_cannot_do_has_its_reason_told(client, reproducer):
     posted = post(client, "enrnn/figure-3").json()
     assert posted["experiments"][0]["state"] == "unavailable"
     assert "timit" in posted["experiments"][0]["problem"].lower()
@@ -246,7 +244,7 @@ def test_analyses_are_asked_for_and_decide(client, reproducer):
     assert ended["verdict"] == "holds", ended
 
 
-def test_a_report_that_cannot_be_made_says_why_and_is_tried_again(client, reproducer, play):
+def test_a_report_that_cannot_be_made_says_why_and_is_retried(client, reproducer, play):
     posted = post(client).json()
     play(posted["experiments"][0]["id"])
     reproducer.reports.children.run = lambda folder, order: "its process ended with status 9"
@@ -412,9 +410,7 @@ class TestCommandLine:
         assert "asrnn/table-1" not in full
         assert "nnrnn/figure-2" in full
 
-    def test_seeds_are_added_with_an_option_and_the_plan_comes_first(
-        self, client, reproducer, play, run
-    ):
+    def test_seeds_are_added_with_an_option_after_the_plan(self, client, reproducer, play, run):
         asked = {"name": NAME, "until_decided": True, "core_hours": 1.5, "most": 10}
         posted = client.post("/v1/reproductions", json=asked).json()
         play(posted["experiments"][0]["id"])
@@ -437,9 +433,7 @@ class TestCommandLine:
         assert all(name in listed for name in suite_names())
 
     @pytest.mark.parametrize("option", ["--out", "--page"])
-    def test_a_place_that_cannot_be_written_is_refused_before_anything_is_posted(
-        self, client, run, tmp_path, option
-    ):
+    def test_an_unwritable_place_is_refused_before_a_post(self, client, run, tmp_path, option):
         (tmp_path / "file").touch()
         done = run(NAME, option, str(tmp_path / "file" / "page"))
         assert done.exit_code == 2, done.output

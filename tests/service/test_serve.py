@@ -22,8 +22,8 @@ from typing import Any
 
 import psutil
 import pytest
+from helpers.waiting import PATIENCE, wait_until
 from sqlalchemy.exc import OperationalError
-from waiting import PATIENCE, wait_until
 
 from eigensweep.service.process import guard, home, ports, serve
 from eigensweep.service.process.home import HomeTakenError, HomeUnusableError
@@ -116,9 +116,7 @@ def service() -> Iterator[ServiceProcess]:
 
 
 class TestServe:
-    def test_started_beside_a_models_package_of_somebody_else_it_trains_ours_and_revives_mlflow(
-        self, service, spec
-    ):
+    def test_beside_anothers_models_it_trains_ours_revives_mlflow(self, service, spec):
         here = service.ask("/v1/experiments", spec(**SHORT))["links"]["self"]
         (server,) = [c for c in service.process.children() if "mlflow" in " ".join(c.cmdline())]
         for process in (server, *server.children(recursive=True)):
@@ -128,7 +126,7 @@ class TestServe:
         service.wait_for(here, lambda e: e["best"]["links"]["mlflow"])
         assert "MLflow ended" in service.log()
 
-    def test_mlflow_answers_through_the_service_only_and_opens_no_file_but_its_own(self, service):
+    def test_mlflow_answers_through_the_service_its_own_files_only(self, service):
         def answer(url: str, body: Any = None, **headers: str) -> tuple[int, str]:
             content = None if body is None else json.dumps(body).encode()
             asked = urllib.request.Request(
@@ -237,9 +235,7 @@ class TestServe:
         service.ask(f"{here}/cancel", {})
         service.wait_for(here, lambda e: e["state"] == "cancelled")
 
-    def test_stopped_or_killed_it_leaves_nothing_behind_and_goes_on_when_started_again(
-        self, service, spec
-    ):
+    def test_stopped_or_killed_it_leaves_nothing_and_goes_on_later(self, service, spec):
         here = service.ask("/v1/experiments", spec(**LONG))["links"]["self"]
         stream = urllib.request.urlopen(f"{service.url}{here}/events", timeout=PATIENCE)
         threading.Thread(target=stream.read, daemon=True).start()
@@ -310,7 +306,7 @@ class TestHome:
         with home.hold(tmp_path):
             assert str(os.getpid()) in (tmp_path / "service.lock").read_text()
 
-    def test_a_guard_that_was_killed_is_replaced_by_one_that_does_its_work(self, tmp_path):
+    def test_a_guard_that_was_killed_is_replaced_and_works(self, tmp_path):
         with home.hold(tmp_path) as watcher:
             first = watcher._guard
             watcher.restart_if_ended()

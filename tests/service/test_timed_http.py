@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import uvicorn
-from waiting import PATIENCE, wait_until
+from helpers.waiting import PATIENCE, wait_until
 
 from eigensweep.service.process.timed_http import TimedHttp, TimedHttpOfArtifacts
 
@@ -112,7 +112,7 @@ def test_an_answer_that_nobody_reads_ends_the_connection(server):
     there.close()
 
 
-def test_where_there_are_too_many_the_longest_waiting_one_makes_room(server, monkeypatch):
+def test_where_there_are_too_many_the_longest_waiting_goes(server, monkeypatch):
     monkeypatch.setattr(Hasty, "head_seconds", PATIENCE)
     with ExitStack() as stack:
         for _ in range(3 * Hasty.most_connections):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from played import play
+from helpers.played import play
 from starlette.testclient import TestClient
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import uvicorn
+from helpers.waiting import PATIENCE, wait_until
 from pydantic import SecretStr
-from waiting import PATIENCE, wait_until
 
 from eigensweep.service.api import limits
 from eigensweep.service.api.app import create_app

@@ -88,7 +88,7 @@ class TestTokens:
         assert made.token not in dump
         assert made.token.startswith("esw_")
 
-    def test_without_any_everybody_here_may_all_and_from_the_first_one_on_nobody(self, make):
+    def test_without_any_all_may_all_and_from_the_first_on_nobody(self, make):
         client = make()
         assert client.get("/v1/me").json() == {"user": "operator", "scope": "admin", "token": None}
         made = client.post("/v1/tokens", json={"user": "anna", "scope": "read"}).json()
@@ -97,7 +97,7 @@ class TestTokens:
         me = client.get("/v1/me", headers=known).json()
         assert me == {"user": "anna", "scope": "read", "token": made["id"]}
 
-    def test_a_token_made_beside_a_running_service_closes_it_at_once(self, make, accounts):
+    def test_a_token_made_beside_a_running_service_closes_it(self, make, accounts):
         client = make()
         assert client.get("/v1/experiments").status_code == 200
         made = accounts.create_token("anna", "admin", 60)
@@ -140,9 +140,7 @@ class TestTokens:
         with pytest.raises(NotAllowedError):
             accounts.create_token(name, "read", None)
 
-    def test_a_service_for_other_machines_starts_once_somebody_could_come_in(
-        self, settings, record, accounts
-    ):
+    def test_a_service_for_others_starts_once_somebody_may_enter(self, settings, record, accounts):
         own = settings.model_copy(update={"host": "0.0.0.0", "database_url": record.url})
         with pytest.raises(StartError, match="eigensweep token create"):
             _require_a_token(own)
@@ -294,9 +292,7 @@ class TestQuotas:
         with ThreadPoolExecutor(8) as pool:
             assert sum(pool.map(post_one, range(8))) == 3
 
-    def test_one_that_has_ended_gives_its_place_back_and_a_repeated_post_needs_none(
-        self, of, accounts, spec
-    ):
+    def test_an_ended_one_frees_its_place_a_second_post_takes_none(self, of, accounts, spec):
         anna = of("anna")
         accounts.change_quotas("anna", Quotas(max_experiments=1))
         here = post(anna, spec(), **{"Idempotency-Key": "k"})
@@ -552,9 +548,7 @@ class TestProxy:
             ({"proxy_addresses": "everybody"}, "everybody"),
         ],
     )
-    def test_settings_that_would_let_anybody_in_are_refused_at_start(
-        self, tmp_path, changes, words
-    ):
+    def test_settings_that_let_anybody_in_are_refused_at_start(self, tmp_path, changes, words):
         with pytest.raises(ValidationError, match=words):
             Settings(home=tmp_path, **changes)
 
@@ -565,7 +559,7 @@ class TestProxy:
 
 
 class TestSessions:
-    def test_a_session_is_of_the_tokens_user_and_ends_with_the_token(self, make, accounts):
+    def test_a_session_is_the_tokens_users_and_ends_with_it(self, make, accounts):
         made = accounts.create_token("anna", "read", None)
         client = make()
         sent = client.post("/session", data={"token": made.token, "place": "/"})
@@ -603,9 +597,7 @@ class TestCommands:
         server.should_exit = True
         thread.join()
 
-    def test_who_owns_the_database_makes_the_first_token_without_a_service(
-        self, run, make, accounts
-    ):
+    def test_who_owns_the_database_makes_the_first_token(self, run, make, accounts):
         made = run(*["token", "create", "--user", "anna", "--scope", "admin", "--expires", "30d"])
         assert made.exit_code == 0, made.output
         token = made.stdout.strip()
@@ -646,7 +638,7 @@ class TestCommands:
         assert (tmp_path / "fresh").stat().st_mode & 0o777 == 0o700
         assert (tmp_path / "fresh" / "eigensweep.db").stat().st_mode & 0o077 == 0
 
-    def test_with_an_address_the_service_is_asked_with_the_token_of_a_file(
+    def test_with_an_address_the_service_is_asked_by_a_files_token(
         self, run, address, accounts, tmp_path, monkeypatch
     ):
         monkeypatch.setenv("EIGENSWEEP_TOKEN_FILE", "")  # so that it is put back

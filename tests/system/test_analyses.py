@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from links import run_id_of
+from helpers.links import run_id_of
+from helpers.waiting import wait_until
 from mlflow import MlflowClient
-from waiting import wait_until
 
 SPEC: dict[str, Any] = {
     "name": "one",
@@ -28,7 +28,7 @@ def wait_for(service: Any, id: str, *states: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_an_analysis_outlives_a_kill_and_stands_on_its_trial_s_run_in_mlflow(service: Any) -> None:
+def test_an_analysis_outlives_a_kill_and_is_in_mlflow(service: Any) -> None:
     service.start()
     of = service.wait(service.post(SPEC)["id"])
     request = {"name": "gradient_norms", "experiment": of["id"], "trial": 0}

@@ -7,8 +7,8 @@ import sys
 from typing import Any
 
 import pytest
-from grids import CHECKPOINT_SECONDS, Grid
-from postgresql import run_postgresql
+from helpers.grids import CHECKPOINT_SECONDS, Grid
+from helpers.postgresql import run_postgresql
 
 from eigensweep.service.record import database
 

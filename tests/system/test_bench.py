@@ -36,7 +36,7 @@ def run_small(module, numbers, *arguments):
 
 
 @pytest.mark.slow
-def test_the_benchmark_of_models_compares_each_with_loop_lstm_and_limit(tmp_path):
+def test_the_bench_of_models_compares_loop_lstm_and_limit(tmp_path):
     picture = tmp_path / "cost"
     models = ["--models", "exprnn", "lstm", "--plot-models", "exprnn", f"--plot={picture}"]
     workloads = ["--workloads", "copying-20", "mnist-128", "ptb-32"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from development_cluster import find_programs
-from waiting import PATIENCE, wait_until
+from helpers.waiting import PATIENCE, wait_until
 
 from eigensweep.service.client import Client, Experiment
 from eigensweep.service.process import guard
@@ -28,7 +28,7 @@ SPEC = {
 
 
 @pytest.mark.slow
-def test_three_nodes_train_an_experiment_and_nothing_is_left_behind() -> None:
+def test_three_nodes_train_and_nothing_is_left_behind() -> None:
     kind = [] if find_programs() else ["--sqlite"]
     with tempfile.TemporaryDirectory(prefix="es-", dir="/tmp") as short:
         folder = Path(short) / "cluster"

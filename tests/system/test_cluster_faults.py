@@ -23,11 +23,11 @@ from typing import Any
 
 import psutil
 import pytest
-from composition import ROOT, WORKER, Composition, make_composition
-from grids import CHECKPOINT_SECONDS, EVALUATE, Grid
-from recordings import voices
-from recoveries import Recoveries, Recovery, check_recovery, count_loss
-from waiting import wait_until
+from helpers.composition import ROOT, WORKER, Composition, make_composition
+from helpers.grids import CHECKPOINT_SECONDS, EVALUATE, Grid
+from helpers.recordings import voices
+from helpers.recoveries import Recoveries, Recovery, check_recovery, count_loss
+from helpers.waiting import wait_until
 
 from eigensweep.tasks.speech_corpora import MANIFEST
 from eigensweep.workers.shared.states import ENDED
@@ -274,7 +274,7 @@ def small_cluster(source: Path) -> Iterator[ComposedService]:
 
 class TestOneWorker:
     @pytest.mark.parametrize(("worker", "fault", "words"), UNFIT)
-    def test_a_node_that_is_not_fit_is_named_and_left_out_and_nothing_is_lost(
+    def test_an_unfit_node_is_named_and_left_out_without_loss(
         self, small_cluster: ComposedService, worker: str, fault: str, words: str
     ) -> None:
         cluster = small_cluster
@@ -285,7 +285,7 @@ class TestOneWorker:
         assert named.keys() == {worker}
         assert words in named[worker]
 
-    def test_a_head_that_starts_again_costs_the_work_since_the_last_commits(
+    def test_a_head_that_starts_again_costs_work_since_commits(
         self, small_cluster: ComposedService
     ) -> None:
         cluster, grid = small_cluster, Grid(trials=2, steps=200, seconds=0.155)
@@ -303,7 +303,7 @@ class TestOneWorker:
         assert cluster.stays_up()
 
 
-def test_a_node_that_is_killed_costs_the_work_since_the_last_commit(
+def test_a_killed_node_costs_the_work_since_the_last_commit(
     cluster: ComposedService,
 ) -> None:
     grid = Grid(trials=2, steps=200, seconds=0.15)
@@ -348,7 +348,7 @@ def test_with_redis_a_head_that_starts_again_costs_no_attempt(cluster: ComposedS
     assert cluster.stays_up()
 
 
-def test_a_link_that_is_cut_and_healed_leaves_one_end_of_each_trial(
+def test_a_link_cut_and_healed_leaves_one_end_of_each_trial(
     cluster: ComposedService,
 ) -> None:
     """A rung is long here: the cut-off process trains on without its driver, and commits late."""

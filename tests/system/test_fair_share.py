@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from waiting import wait_until
+from helpers.waiting import wait_until
 
 from eigensweep.service.record.accounts import Accounts
 
@@ -42,7 +42,7 @@ def list_attempts(service: Any, id: str) -> list[tuple[float, float]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_two_experiments_of_two_users_share_four_places_within_a_tenth(service):
+def test_two_users_share_four_places_within_a_tenth(service):
     service.env |= {"EIGENSWEEP_CPUS": "4", "EIGENSWEEP_MAX_EXPERIMENTS": "3"}
     service.start()
     accounts = Accounts(f"sqlite:///{service.folder / 'home' / 'eigensweep.db'}")

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from grids import Grid
-from recoveries import check_recovery
-from waiting import wait_until
+from helpers.grids import Grid
+from helpers.recoveries import check_recovery
+from helpers.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -154,7 +154,7 @@ def test_the_clock_is_set_back_by_an_hour(service):
     end(service)
 
 
-def test_a_trial_that_takes_memory_without_end_fails_alone_with_words(service):
+def test_a_trial_that_takes_endless_memory_fails_alone(service):
     service.start()
     spec = {
         "task": GRID.spec()["task"],

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from grids import Grid
-from waiting import wait_until
+from helpers.grids import Grid
+from helpers.waiting import wait_until
 
 HANGING = Path(__file__).parents[1] / "plugins/hanging"
 GRID = Grid(trials=2, steps=300)
@@ -27,7 +27,7 @@ def ask(service: Any, path: str) -> tuple[int, Any]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_all_goes_on_when_it_is_back_and_meanwhile_the_service_answers(service):
+def test_all_goes_on_when_it_is_back_and_it_answers_meanwhile(service):
     flag, folder = service.folder / "hangs", service.folder / "home/storage"
     service.env |= {"EIGENSWEEP_CPUS": "2", "HANGING_FOLDER": str(folder), "HANGS": str(flag)}
     service.env["PYTHONPATH"] = os.pathsep.join((str(HANGING), service.env["PYTHONPATH"]))

@@ -6,12 +6,12 @@ from typing import Any
 
 import optuna
 import pytest
-from links import run_id_of
+from helpers.links import run_id_of
+from helpers.waiting import wait_until
 from mlflow import MlflowClient
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
-from waiting import wait_until
 
 from eigensweep import Client
 

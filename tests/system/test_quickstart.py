@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from waiting import PATIENCE
+from helpers.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,7 +42,7 @@ def find_marked(mark: str) -> list[psutil.Process]:
     return found
 
 
-def test_a_service_that_does_not_start_is_reported_with_the_end_of_its_log(tmp_path: Path) -> None:
+def test_a_service_that_does_not_start_shows_its_logs_end(tmp_path: Path) -> None:
     done = run_quickstart(tmp_path, "refused", EIGENSWEEP_HOST="0.0.0.0")
 
     assert done.returncode == 1
@@ -51,7 +51,7 @@ def test_a_service_that_does_not_start_is_reported_with_the_end_of_its_log(tmp_p
 
 
 @pytest.mark.slow
-def test_nine_trials_are_ranked_the_best_below_the_baseline_and_nothing_is_left(
+def test_nine_trials_are_ranked_and_nothing_is_left(
     tmp_path: Path,
 ) -> None:
     mark = uuid.uuid4().hex

@@ -22,7 +22,7 @@ SPEC = {
 
 
 @pytest.mark.slow
-def test_no_secret_is_in_a_log_argument_tag_parameter_or_database(make_service: Any) -> None:
+def test_no_secret_is_in_logs_arguments_tags_or_databases(make_service: Any) -> None:
     planted = {"token": "planted-in-the-environment", "proxy_secret": "planted-for-the-proxy"}
     with tempfile.TemporaryDirectory(prefix="es-", dir="/tmp", ignore_cleanup_errors=True) as name:
         proxy = {"proxy_addresses": "127.0.0.1", "proxy_scopes": "lab=read"}

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from networks import Network, make_network
-from waiting import PATIENCE, wait_until
+from helpers.networks import Network, make_network
+from helpers.waiting import PATIENCE, wait_until
 
 from eigensweep.service.client import Client, Experiment
 

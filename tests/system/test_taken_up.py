@@ -7,9 +7,9 @@ from http import HTTPStatus
 from typing import Any
 
 import pytest
-from grids import Grid
+from helpers.grids import Grid
+from helpers.waiting import wait_until
 from mlflow import MlflowClient
-from waiting import wait_until
 
 GRID = Grid(trials=3, steps=50, seconds=0.02)
 EXTENDED = Grid(trials=4, steps=100, seconds=0.02)
@@ -43,7 +43,7 @@ def find_runs(service: Any, id: str) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_failed_trials_are_retried_all_are_trained_further_and_a_kill_in_mid_delete_leaves_nothing(
+def test_failed_ones_are_retried_all_extended_and_kills_clean(
     service,
 ):
     (service.steps / "1.fails").touch()

@@ -52,7 +52,7 @@ def test_the_target_is_the_sum_of_the_two_marked_values(variant):
     torch.testing.assert_close((values * marks).sum(1), sums)
 
 
-def test_always_answering_1_scores_the_baseline_and_no_other_constant_is_better():
+def test_always_answering_1_scores_the_best_constant_baseline():
     _, _, sums = draw(length=20)
     assert float(((sums - 1) ** 2).mean()) == pytest.approx(1 / 6, abs=0.006)
     assert float(sums.mean()) == pytest.approx(1, abs=0.015)
@@ -70,7 +70,7 @@ def test_the_baseline_is_that_of_the_sequences_that_are_scored(split):
         assert config.baseline("mse") == pytest.approx(0.1471, abs=1e-4)
 
 
-def test_the_baseline_of_more_sequences_than_are_quickly_drawn_is_the_expected_one():
+def test_the_baseline_of_many_sequences_is_the_expected_one():
     assert AddingConfig(length=1_000_000, valid_size=2_000).baseline("mse") == 1 / 6
 
 
@@ -80,7 +80,7 @@ def sequences(task, steps, seed=0):
     return [tuple(row.tolist()) for batch in batches for row in batch.x[..., 0].T]
 
 
-def test_a_fixed_set_comes_up_once_an_epoch_in_an_order_of_its_seed_and_epoch():
+def test_a_fixed_set_comes_once_an_epoch_in_its_seeds_order():
     task = Adding(AddingConfig(length=5, batch_size=4, train_size=20))
     fresh = Adding(AddingConfig(length=5, batch_size=4, train_size=None))
     assert task.config.steps_per_epoch == 5
@@ -94,7 +94,7 @@ def test_a_fixed_set_comes_up_once_an_epoch_in_an_order_of_its_seed_and_epoch():
     assert all(sorted(order) == list(range(20)) for order in orders)
 
 
-def test_a_last_smaller_batch_is_dropped_and_other_rows_are_left_out_next_time():
+def test_a_last_smaller_batch_is_dropped_other_rows_next_time():
     task = Adding(AddingConfig(length=5, batch_size=4, train_size=7))
     assert task.config.steps_per_epoch == 1
     assert len(set(sequences(task, range(30)))) == 7

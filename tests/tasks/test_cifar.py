@@ -7,7 +7,7 @@ from math import log
 import numpy as np
 import pytest
 import torch
-from small_files import cifar_images, python2_pickle
+from helpers.small_files import cifar_images, python2_pickle
 
 from eigensweep.tasks import cifar
 from eigensweep.tasks.cifar import read_binary, read_images, read_pickle
@@ -133,7 +133,7 @@ class TestFormats:
 
 
 class TestSequences:
-    def test_a_step_shows_red_green_and_blue_of_one_pixel_row_by_row(self, small_corpora):
+    def test_a_step_shows_one_pixels_colours_row_by_row(self, small_corpora):
         config = PixelCifarConfig(normalisation="unit", split="none", batch_size=9)
         batch = next(PixelCifar(config, small_corpora).evaluation("test"))
         assert batch.x.shape == (1024, 10, 3)
@@ -165,7 +165,7 @@ class TestSequences:
         )
         assert shown.tolist() == pytest.approx(expected, rel=1e-5)
 
-    def test_a_padded_image_is_its_rows_and_then_the_same_noise_for_all(self, small_corpora):
+    def test_a_padded_image_is_its_rows_then_the_same_noise(self, small_corpora):
         task = NoisyCifar(NoisyCifarConfig(length=50, split="none", batch_size=9), small_corpora)
         batch = next(task.evaluation("test"))
         assert batch.x.shape == (50, 10, 96)
@@ -177,7 +177,7 @@ class TestSequences:
         assert torch.equal(rest, rest[:, :1].expand_as(rest))
         assert torch.equal(task.train_batch(7, seed=3).x[32:, 0], rest[:, 0])
 
-    def test_the_noise_is_standard_normal_and_shorter_noise_its_beginning(self):
+    def test_the_noise_is_standard_normal_and_starts_alike(self):
         from eigensweep.tasks.noisy_cifar import noise
 
         drawn = noise(968)

@@ -66,7 +66,7 @@ class TestBaseline:
         assert CopyingConfig(delay=delay).baseline() == pytest.approx(nats, abs=5e-7)
 
     @pytest.mark.parametrize("marker", ["after_marker", "at_marker"])
-    def test_knowing_the_step_and_forgetting_the_symbols_scores_exactly_it(self, marker):
+    def test_knowing_the_step_but_no_symbols_scores_exactly_it(self, marker):
         config = CopyingConfig(delay=7, symbols=3, alphabet=4, marker=marker)
         task = Copying(config)
         batch = task.train_batch(0, seed=0)

@@ -4,7 +4,7 @@ from eigensweep.tasks.corpus import CorpusMismatchError, CorpusMissingError
 from eigensweep.tasks.ptb_chars import PtbChars, PtbCharsConfig
 
 
-def test_a_missing_file_is_told_with_the_path_tried_and_what_to_put_where(tmp_path):
+def test_a_missing_file_is_told_with_path_and_what_to_put_there(tmp_path):
     with pytest.raises(CorpusMissingError) as error:
         PtbChars.check_corpus(PtbCharsConfig(), tmp_path)
     words = str(error.value)
@@ -24,7 +24,7 @@ def test_a_file_of_another_size_is_refused_when_looked_for(small_corpora):
         PtbChars.check_corpus(PtbCharsConfig(), small_corpora)
 
 
-def test_a_file_of_the_same_size_with_one_byte_changed_is_refused_when_read(small_corpora):
+def test_a_file_with_one_byte_changed_is_refused_when_read(small_corpora):
     path = small_corpora / "ptb" / "ptb.valid.txt"
     path.write_text(path.read_text().replace("cat", "car"))
     PtbChars.check_corpus(PtbCharsConfig(), small_corpora)

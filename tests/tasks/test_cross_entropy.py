@@ -31,7 +31,7 @@ def test_value_and_gradient_are_those_of_pytorch(p, reduction, spread):
     assert found.is_contiguous()
 
 
-def test_it_is_minus_the_logarithm_of_the_probability_of_the_target():
+def test_it_is_minus_the_log_of_the_targets_probability():
     logits, y = torch.tensor([[1.0, 2.0, 4.0], [0.0, 5.0, 1.0]]), torch.tensor([1, 0])
     probabilities = [math.exp(2) / sum(map(math.exp, (1, 2, 4))), 1 / sum(map(math.exp, (0, 5, 1)))]
     expected = -sum(map(math.log, probabilities)) / 2

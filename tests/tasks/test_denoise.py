@@ -11,7 +11,7 @@ def sequences(**config):
     return (torch.cat([getattr(b, name) for b in batches], dim=1) for name in ("x", "y"))
 
 
-def test_the_symbols_stand_among_blanks_and_are_asked_for_in_their_order_after_the_marker():
+def test_the_symbols_among_blanks_are_asked_for_in_order():
     S, T, K = 3, 8, 4
     x, y = sequences(symbols=S, delay=T, alphabet=K)
     assert x.shape == y.shape == (T + 2 * S, 3_000)
@@ -43,7 +43,7 @@ def test_the_defaults_are_those_of_the_program():
     assert config.baseline() == pytest.approx(0.099874, abs=5e-7)
 
 
-def test_knowing_the_step_and_forgetting_the_symbols_scores_exactly_the_baseline():
+def test_knowing_the_step_but_no_symbols_scores_the_baseline():
     config = DenoiseConfig(delay=7, symbols=3, alphabet=4)
     task = Denoise(config)
     batch = task.train_batch(0, seed=0)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from no_host import NoHost
+from helpers.no_host import NoHost
 
 from eigensweep.tasks import TASKS, streams
 from eigensweep.tasks.adding import Adding, AddingConfig
@@ -60,7 +60,7 @@ def logits_for(task, batch):
 
 
 class TestEveryTask:
-    def test_a_batch_is_a_function_of_step_and_seed_in_any_order_of_calls(self, task):
+    def test_a_batch_is_a_function_of_step_and_seed_in_any_order(self, task):
         forth = {(step, seed): task.train_batch(step, seed) for step in range(5) for seed in (0, 9)}
         list(task.evaluation("valid"))
         anew = type(task)(task.config, task.data_root)
@@ -95,7 +95,7 @@ class TestEveryTask:
                 assert batch.y.shape == (batch.x.shape[1], shapes.output_size)
         assert batches[0].x.shape[1] == config.batch_size
 
-    def test_the_first_metric_is_the_loss_and_each_metric_has_a_baseline(self, task):
+    def test_the_first_metric_is_the_loss_and_each_has_a_baseline(self, task):
         batch = task.train_batch(0, 0)
         logits = logits_for(task, batch)
         scores = task.scores(logits, batch)
@@ -110,7 +110,7 @@ class TestEveryTask:
         task.loss(logits, batch).backward()
         assert logits.grad.isfinite().all()
 
-    def test_losses_of_lanes_are_those_of_single_batches_and_never_wait(self, task):
+    def test_losses_of_lanes_are_those_of_batches_and_never_wait(self, task):
         batches = [task.train_batch(0, seed) for seed in (0, 9)]
         if len({batch.x.shape for batch in batches}) > 1:
             batches = batches[:1] * 2
@@ -147,7 +147,7 @@ class TestEveryTask:
         ):
             task.config.baseline("bleu")
 
-    def test_evaluation_data_is_the_same_at_each_visit_and_its_splits_differ(self, task):
+    def test_evaluation_data_stays_the_same_and_its_splits_differ(self, task):
         first, second = list(task.evaluation("valid")), list(task.evaluation("valid"))
         assert len(first) == len(second)
         assert all(same(a, b) for a, b in zip(first, second, strict=True))
@@ -241,7 +241,7 @@ def test_a_field_out_of_range_is_refused_by_name(make, config, field):
         ),
     ],
 )
-def test_fields_that_contradict_one_another_are_refused_with_the_allowed_range(config, words):
+def test_fields_that_contradict_are_refused_with_the_range(config, words):
     with pytest.raises(ValueError, match=words):
         TASKS[config.name](config)
 
@@ -274,7 +274,7 @@ def test_fresh_data_has_no_epochs_and_says_so(config):
     ],
     ids=lambda task: task.config.name,
 )
-def test_a_batch_draws_the_numbers_of_its_own_sequences_alone_and_no_set_is_held(task, monkeypatch):
+def test_a_batch_draws_its_own_numbers_and_no_set_is_held(task, monkeypatch):
     drawn = []
 
     def draw_and_count(*arguments):
@@ -298,7 +298,7 @@ def test_a_batch_draws_the_numbers_of_its_own_sequences_alone_and_no_set_is_held
     "make",
     [AddingConfig, CopyingConfig, VariableCopyingConfig, DenoiseConfig, SelectiveCopyingConfig],
 )
-def test_the_training_data_depends_on_the_seed_and_the_evaluation_data_is_other_data(make):
+def test_training_data_depends_on_the_seed_and_is_no_test_data(make):
     task = TASKS[make().name](make(train_size=None, batch_size=20, test_size=20, valid_size=20))
     batches = [task.train_batch(0, 0), task.train_batch(1, 0), task.train_batch(0, 1)]
     batches += [next(task.evaluation("valid")), next(task.evaluation("test"))]

@@ -40,7 +40,7 @@ class TestOrders:
         assert pixel_order(seed)[:12].tolist() == first
         assert sha256(pixel_order(seed)) == digest
 
-    def test_the_split_of_nnrnn_goes_on_with_the_stream_of_its_permutation(self):
+    def test_nnrnns_split_goes_on_with_its_permutations_stream(self):
         train, valid = split_rows("nnrnn")
         assert (len(train), len(valid)) == (50_000, 10_000)
         assert train[:6].tolist() == [8550, 21862, 695, 39481, 32467, 48691]
@@ -70,9 +70,7 @@ class TestBatches:
     """On a few images of noise, so that it runs everywhere."""
 
     @pytest.mark.parametrize("permutation", ["none", 92916, 1234])
-    def test_each_step_shows_the_pixel_that_the_order_says_divided_by_255(
-        self, small_corpora, permutation
-    ):
+    def test_each_step_shows_the_ordered_pixel_over_255(self, small_corpora, permutation):
         config = PixelMnistConfig(permutation=permutation, order="fixed", batch_size=3)
         batch = PixelMnist(config, small_corpora).train_batch(1, seed=0)
         assert batch.x.shape == (784, 3, 1)
@@ -92,9 +90,7 @@ class TestBatches:
             for row in task.train_batch(step, seed).x[:, :, 0].T
         ]
 
-    def test_each_image_comes_up_once_an_epoch_in_an_order_of_its_seed_and_epoch(
-        self, small_corpora
-    ):
+    def test_each_image_comes_once_an_epoch_in_its_seeds_order(self, small_corpora):
         task = PixelMnist(PixelMnistConfig(batch_size=8), small_corpora)
         assert task.config.steps_per_epoch == 5
         orders = [
@@ -147,7 +143,7 @@ class TestFiles:
     @pytest.mark.parametrize("folder", ["mnist", "MNIST/raw", "mnist/MNIST/raw"])
     @pytest.mark.parametrize("packed", [True, False])
     @pytest.mark.parametrize("point", [True, False])
-    def test_they_are_read_under_each_spelling_and_from_torchvision_s_folder(
+    def test_they_are_read_in_each_spelling_and_from_torchvisions(
         self, small_corpora, folder, packed, point
     ):
         original = {name: contents(small_corpora, name) for name in mnist.FILES}
@@ -182,13 +178,13 @@ class TestFiles:
         with pytest.raises(CorpusMismatchError, match="Not a gzipped file"):
             read_images(small_corpora)
 
-    def test_a_packed_file_with_a_truncated_one_in_it_is_refused_when_read(self, small_corpora):
+    def test_a_packed_file_with_a_truncated_one_is_refused(self, small_corpora):
         short = contents(small_corpora, IMAGES)[:-784]
         (small_corpora / "mnist" / f"{IMAGES}.gz").write_bytes(gzip.compress(short))
         with pytest.raises(CorpusMismatchError, match="holds 30,592 bytes; expected 31,376"):
             read_images(small_corpora)
 
-    def test_a_plain_file_comes_first_and_a_truncated_one_is_refused_at_once(self, small_corpora):
+    def test_a_plain_file_comes_first_a_truncated_one_is_refused(self, small_corpora):
         (small_corpora / "mnist" / IMAGES).write_bytes(b"short")
         with pytest.raises(CorpusMismatchError, match="has 5 bytes; expected 31,376"):
             PixelMnist.check_corpus(PixelMnistConfig(), small_corpora)

@@ -46,7 +46,7 @@ class TestPieces:
         assert 0 < last < 9
 
     @pytest.mark.parametrize("source", ["train", "valid"])
-    def test_the_state_starts_anew_in_the_first_piece_of_a_pass_and_only_there(self, task, source):
+    def test_the_state_starts_anew_in_a_passs_first_piece_only(self, task, source):
         passes = self.epoch(task, 1) if source == "train" else list(task.evaluation("valid"))
         starts = [batch.starts for batch in passes]
         assert {s.dtype for s in starts} == {torch.bool}
@@ -74,7 +74,7 @@ class TestPieces:
 
 class TestCharacterFiles:
     @pytest.mark.parametrize("reading", ["raw", "tokens", "sentences"])
-    def test_where_the_word_files_are_missing_they_give_the_same_text(
+    def test_where_word_files_are_missing_they_give_the_same_text(
         self, small_corpora, tmp_path, reading
     ):
         expected = read_streams(small_corpora, reading)
@@ -94,14 +94,14 @@ class TestCharacterFiles:
         with pytest.raises(CorpusMismatchError, match=r"ptb.char.test.txt holds 8 bytes; expected"):
             read_streams(small_corpora, "raw")
 
-    def test_nothing_is_taken_from_them_while_the_word_files_are_there(self, small_corpora):
+    def test_nothing_is_taken_from_them_while_word_files_are_there(self, small_corpora):
         (small_corpora / "ptb" / "ptb.char.test.txt").write_text("a _ c a t\n ")
         PtbChars.check_corpus(PtbCharsConfig(), small_corpora)
         assert len(read_streams(small_corpora, "raw")["test"]) == 27
 
 
 @pytest.mark.parametrize(("reading", "lanes", "eval_lanes", "bptt", "pieces"), PUBLISHED)
-def test_steps_per_epoch_are_the_published_ones_without_the_corpus(
+def test_steps_per_epoch_are_published_ones_without_the_corpus(
     reading, lanes, eval_lanes, bptt, pieces
 ):
     config = settings(reading, lanes, eval_lanes, bptt)

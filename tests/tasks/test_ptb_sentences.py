@@ -31,9 +31,7 @@ class TestSentences:
         return [(line[:-1], line[1:]) for line in lines]
 
     @pytest.mark.parametrize("epoch", [0, 1])
-    def test_each_line_comes_up_once_an_epoch_from_its_first_space_to_its_last_letter(
-        self, task, epoch
-    ):
+    def test_each_line_comes_once_an_epoch_from_space_to_letter(self, task, epoch):
         steps = task.config.steps_per_epoch
         batches = [task.train_batch(epoch * steps + step, seed=3) for step in range(steps)]
         assert [b.x.shape[1] for b in batches].count(5) == steps - 1  # 12 lines: 5, 5 and 2
@@ -57,9 +55,7 @@ class TestSentences:
         ]
         assert all(one != other for i, one in enumerate(passes) for other in passes[:i])
 
-    def test_what_a_model_says_on_the_padding_changes_neither_loss_nor_gradient_nor_scores(
-        self, task
-    ):
+    def test_what_is_said_on_padding_changes_no_loss_or_score(self, task):
         batch = task.train_batch(0, 0)
         assert not batch.mask.all()
         logits = torch.randn(*batch.x.shape, 49, generator=torch.Generator().manual_seed(0))
@@ -72,7 +68,7 @@ class TestSentences:
             results.append((answer.grad, [float(t) for t, _ in scores], [n for _, n in scores]))
         torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
 
-    def test_scores_do_not_depend_on_how_many_lines_are_side_by_side(self, task, small_corpora):
+    def test_scores_do_not_depend_on_lines_side_by_side(self, task, small_corpora):
         answers = torch.randn(49, 49, generator=torch.Generator().manual_seed(0))
         found = []
         for lines in (1, 2, 10):
@@ -89,7 +85,7 @@ class TestSentences:
         nats = -logits.log_softmax(-1).gather(-1, batch.y[..., None])[..., 0]
         assert float(task.loss(logits, batch)) == pytest.approx(float(nats[batch.mask].mean()))
 
-    def test_whole_lines_are_taken_so_bptt_is_the_longest_line_by_itself(self):
+    def test_whole_lines_make_bptt_the_longest_line(self):
         config = PtbCharsConfig(reading="sentences")
         assert config.bptt == config.sequence_length == 518
         assert PtbCharsConfig.model_validate(config.model_dump()) == config

@@ -11,7 +11,7 @@ def batch(**config):
     return task, next(task.evaluation("test"))
 
 
-def test_the_symbols_stand_among_blanks_and_are_asked_for_one_at_each_marker():
+def test_the_symbols_among_blanks_are_asked_for_at_markers():
     S, T, K = 3, 8, 4
     _, drawn = batch(symbols=S, delay=T, alphabet=K)
     assert drawn.x.shape == drawn.y.shape == (T + 2 * S, 900)

@@ -4,7 +4,7 @@ import hashlib
 
 import numpy as np
 import pytest
-from recordings import put_folder, riff, sphere, triangle, voices
+from helpers.recordings import put_folder, riff, sphere, triangle, voices
 
 from eigensweep.tasks import speech_corpora
 from eigensweep.tasks.corpus import CorpusMismatchError, CorpusMissingError
@@ -50,7 +50,7 @@ class TestTimit:
         assert (len(VALID_SPEAKERS), len(TEST_SPEAKERS)) == (50, 24)
         assert not VALID_SPEAKERS & TEST_SPEAKERS
 
-    def test_sentences_are_sorted_by_speaker_and_the_two_that_all_say_are_left_out(self, timit):
+    def test_sentences_are_sorted_and_the_two_shared_ones_left_out(self, timit):
         assert names(find_recordings("timit", None, timit)) == {
             "train": ["FCJF0/SI2.WAV", "FCJF0/SX307.WAV", "MSAS0/SI900.WAV", "MSAS0/SX10.WAV"],
             "valid": ["FAKS0/SI943.WAV", "FAKS0/SX43.WAV"],
@@ -93,7 +93,7 @@ class TestTimit:
         with pytest.raises(CorpusMismatchError, match=r"SX10.WAV is coded as 'shorten'"):
             read_recordings(find_recordings("timit", None, timit))
 
-    def test_where_it_is_not_the_person_is_told_where_to_get_it_and_put_it(self, tmp_path):
+    def test_where_it_is_not_a_person_learns_where_to_get_it(self, tmp_path):
         with pytest.raises(CorpusMissingError, match=r"no folder TRAIN in .*timit\. .*LDC93S1"):
             SpeechFrames.check_corpus(SpeechFramesConfig(), tmp_path)
         (tmp_path / "timit" / "train").mkdir(parents=True)
@@ -200,7 +200,7 @@ class TestSpokenDigits:
         with pytest.raises(CorpusMissingError, match=r"lacks 600 of the 600 .* 0_george_10\.wav"):
             find_recordings("fsdd", None, tmp_path)
 
-    def test_where_they_are_not_the_person_is_told_where_to_get_them(self, tmp_path):
+    def test_where_they_are_not_a_person_learns_where_to_get_them(self, tmp_path):
         with pytest.raises(CorpusMissingError, match=r"no .*fsdd/recordings\. .*Jakobovski"):
             find_recordings("fsdd", None, tmp_path)
 

@@ -4,7 +4,7 @@ import struct
 
 import numpy as np
 import pytest
-from recordings import riff, sphere, triangle
+from helpers.recordings import riff, sphere, triangle
 
 from eigensweep.tasks.speech_files import at_half_rate, read_recording
 
@@ -15,7 +15,7 @@ def test_a_wav_file_of_8_khz_is_read_as_it_is():
     assert np.array_equal(read_recording(riff(WAVE)), WAVE)
 
 
-def test_chunks_of_a_wav_file_that_say_other_things_are_passed_over():
+def test_chunks_of_a_wav_file_that_say_other_things_are_skipped():
     comment = b"LIST" + struct.pack("<I", 3) + b"abc\0"
     assert np.array_equal(read_recording(riff(WAVE, before=comment)), WAVE)
 
@@ -66,7 +66,7 @@ class TestResampling:
         expected = signal.resample_poly(x / 32_768, 1, 2, window=("kaiser", 5.0))
         assert np.array_equal(at_half_rate(x), np.rint(expected * 32_768).astype(np.int16))
 
-    def test_a_slow_wave_passes_and_one_beyond_the_new_band_does_not(self):
+    def test_a_slow_wave_passes_and_one_beyond_the_band_does_not(self):
         n = np.arange(4_000)
         slow, fast = (np.rint(9_000 * np.sin(np.pi * n * f)).astype(np.int16) for f in (0.05, 0.8))
         assert abs(int(np.abs(at_half_rate(slow)[100:-100]).max()) - 9_000) < 60
@@ -104,7 +104,7 @@ class TestResampling:
         (sphere([]), "has no samples"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_refused_with_what_is_wrong(content, words):
+def test_a_file_that_cannot_be_read_is_refused_with_the_reason(content, words):
     with pytest.raises(ValueError, match=words):
         read_recording(content)
 

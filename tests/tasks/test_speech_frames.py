@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from recordings import put_folder, riff, triangle, voices
+from helpers.recordings import put_folder, riff, triangle, voices
 
 from eigensweep.search_spaces.checks import check_spec
 from eigensweep.search_spaces.errors import UnknownMetricError
@@ -81,7 +81,7 @@ class TestSpectra:
         np.testing.assert_allclose(wave[:n], samples / 32_768, rtol=0, atol=1e-14)
         np.testing.assert_allclose(wave[n:], 0, rtol=0, atol=1e-14)
 
-    def test_the_inverse_divides_the_windowed_sum_by_the_squared_windows(self):
+    def test_the_inverse_divides_by_the_squared_windows(self):
         frames = np.fft.rfft(np.random.default_rng(0).standard_normal((6, 256)))
         hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(256) / 256)
         sums, weights = np.zeros(7 * 128), np.zeros(7 * 128)
@@ -99,7 +99,7 @@ class TestSpectra:
             waveform(replace_magnitudes(true, told)), waveform(true), atol=1e-12
         )
 
-    def test_a_prediction_gives_the_magnitude_of_the_next_frame_and_nothing_else(self):
+    def test_a_prediction_is_the_next_frames_magnitude_alone(self):
         true = np.fft.rfft(np.random.default_rng(0).standard_normal((8, 256)))
         told = np.random.default_rng(1).uniform(-50, 20, (len(true) + 3, 129))
         said = replace_magnitudes(true, told)
@@ -116,7 +116,7 @@ class TestSpectra:
 
 
 class TestTensors:
-    def test_every_entry_of_a_batch_is_the_recordings_frame_or_silence(self, speech, tmp_path):
+    def test_an_entry_of_a_batch_is_a_recordings_frame_or_silence(self, speech, tmp_path):
         task = speech()
         recordings = [log_magnitudes(spectrum(s)) for s in _samples(tmp_path, "valid")]
         longest = max(map(len, recordings))
@@ -134,7 +134,7 @@ class TestTensors:
                 assert bool(batch.mask[t, column]) == (t < len(recordings[row]))
         assert batch.rows is None
 
-    def test_the_other_mask_leaves_out_the_silence_behind_a_recording(self, speech):
+    def test_the_other_mask_leaves_out_silence_after_a_recording(self, speech):
         (all_of_it,) = speech().evaluation("valid")
         (less,) = speech(mask="lengths-1").evaluation("valid")
         assert (all_of_it.mask.sum(0) - less.mask.sum(0)).flatten().tolist() == [1, 1, 1]
@@ -151,9 +151,7 @@ class TestTensors:
             lengths = [int(n) for batch in batches for n in batch.mask.sum(0).flatten()]
             assert len(lengths) == len(set(lengths)) == 8
 
-    def test_a_batch_ends_with_its_longest_recording_and_counts_the_padding_to_the_longest_of_all(
-        self, speech
-    ):
+    def test_a_batch_ends_with_its_longest_and_counts_all_padding(self, speech):
         task = speech()
         batches = [task.train_batch(step, seed=0) for step in range(10)]
         assert {batch.padded_to for batch in batches} == {18}  # 1,900 samples
@@ -194,9 +192,7 @@ def _samples(root, part):
 class TestLoss:
     @pytest.mark.parametrize("mask", ["lengths", "lengths-1"])
     @pytest.mark.parametrize("normalisation", ["padded_mean", "valid_mean", "batch_padded_mean"])
-    def test_it_is_the_sum_over_scored_frames_over_what_the_paper_divides_by(
-        self, speech, normalisation, mask
-    ):
+    def test_it_is_the_sum_over_scored_frames_as_in_the_paper(self, speech, normalisation, mask):
         task = speech(normalisation=normalisation, mask=mask)
         batch = task.train_batch(0, seed=2)
         steps, B, _ = batch.x.shape
@@ -211,7 +207,7 @@ class TestLoss:
         expected = total / (counts[normalisation] * 129)
         assert float(task.loss(logits, batch)) == pytest.approx(expected, rel=1e-12)
 
-    def test_what_is_predicted_beyond_a_recording_changes_neither_loss_nor_gradient(self, speech):
+    def test_what_is_predicted_past_a_recording_changes_nothing(self, speech):
         task = speech()
         batch = task.train_batch(0, seed=2)
         logits = torch.zeros_like(batch.y, requires_grad=True)
@@ -222,7 +218,7 @@ class TestLoss:
         assert losses[0] == losses[1]
         assert torch.equal(logits.grad, wild.grad)
 
-    def test_padding_for_evaluation_divides_by_more_and_leaves_the_mean_alone(self, speech):
+    def test_padding_for_evaluation_leaves_the_mean_alone(self, speech):
         scores = [evaluate(Repeating(), speech(pad_frames=n), "valid") for n in (None, 55)]
         assert scores[0]["mse"] == scores[1]["mse"]
         assert scores[0]["padded_mse"] == pytest.approx(scores[1]["padded_mse"] * 55 / 11)
@@ -275,7 +271,7 @@ class TestBaseline:
         assert task.baselines["mse"] == pytest.approx(errors.mean(), rel=1e-12)
         assert task.baselines["padded_mse"] == pytest.approx(errors.sum() / (3 * 11 * 129))
 
-    def test_repeating_the_frame_that_is_seen_is_a_second_line_to_beat(self, speech):
+    def test_repeating_the_frame_seen_is_a_second_line_to_beat(self, speech):
         task = speech()
         valid = Utterances.of(_samples(task.data_root, "valid"))
         found = evaluate(Repeating(), task, "valid")["mse"]
@@ -309,15 +305,13 @@ class TestWhatIsHeard:
         assert found["seg_snr_missing"] == 0
         assert "pesq_raw" not in found
 
-    def test_a_score_that_no_recording_has_is_left_out_and_all_are_counted_as_missing(
-        self, speech, monkeypatch
-    ):
+    def test_a_score_that_no_recording_has_is_missing_and_counted(self, speech, monkeypatch):
         monkeypatch.setattr(speech_frames, "speech_scores", lambda *_: {"stoi": None})
         found = evaluate(Repeating(), speech(), "test")
         assert set(found) == {"padded_mse", "mse", "stoi_missing"}
         assert found["stoi_missing"] == 1
 
-    def test_what_is_scored_is_the_predicted_recording_against_the_one_from_true_frames(
+    def test_the_predicted_recording_is_scored_against_true_frames(
         self, speech, monkeypatch, tmp_path
     ):
         heard = []
@@ -351,7 +345,7 @@ class TestWhatIsHeard:
         monkeypatch.setattr(speech_frames, "speech_scores", refuse)
         assert set(evaluate(Repeating(), speech(), "valid")) == {"padded_mse", "mse"}
 
-    def test_without_the_packages_their_scores_are_missing_and_not_zero(self, speech, monkeypatch):
+    def test_without_packages_scores_are_missing_and_not_zero(self, speech, monkeypatch):
         monkeypatch.setattr(speech_scores, "package", lambda name: None)
         found = evaluate(Repeating(), speech(), "test")
         assert {"seg_snr", "seg_snr_parabola", "seg_snr_missing"} <= set(found)
@@ -374,7 +368,7 @@ def test_a_digest_belongs_to_a_folder_alone():
 
 @pytest.mark.data
 class TestSpokenDigits:
-    def test_the_counts_that_configs_rely_on_are_those_of_the_recordings(self, data_root):
+    def test_the_counts_of_configs_are_those_of_the_recordings(self, data_root):
         parts = speech_frames.read_speech("fsdd", None, data_root).frames
         frames = {part: int(each.lengths.sum()) for part, each in parts.items()}
         assert frames == {"train": 18_534, "valid": 9_297, "test": 9_128}
@@ -385,7 +379,7 @@ class TestSpokenDigits:
         }
         assert SpeechFramesConfig(corpus="fsdd").sequence_length == 146
 
-    def test_they_are_read_within_seconds_and_a_batch_is_drawn_within_2_ms(self, data_root):
+    def test_they_are_read_and_a_batch_is_drawn_quickly(self, data_root):
         speech_frames.read_speech.cache_clear()
         start = time.process_time()
         task = SpeechFrames(SpeechFramesConfig(corpus="fsdd"), data_root)
@@ -441,7 +435,7 @@ class TestSpokenDigits:
         assert {"mse", "padded_mse", "seg_snr", "seg_snr_parabola"} <= set(found.test)
 
 
-def test_a_short_training_runs_from_end_to_end_with_scores_of_the_test_recordings(tmp_path):
+def test_a_short_training_ends_with_scores_of_test_recordings(tmp_path):
     from eigensweep.workers.processes.notebook import train
 
     parts = {

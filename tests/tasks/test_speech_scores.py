@@ -5,7 +5,7 @@ from math import exp, log10
 
 import numpy as np
 import pytest
-from recordings import triangle
+from helpers.recordings import triangle
 
 from eigensweep.tasks import speech_scores
 from eigensweep.tasks.active_speech import (
@@ -160,7 +160,7 @@ class TestActiveSpeech:
         found = active_samples(wave, 8_000)
         assert 0.3 < found.mean() < 0.45
 
-    def test_an_envelope_above_every_threshold_has_the_level_of_all_of_it(self):
+    def test_an_envelope_above_each_threshold_has_its_whole_level(self):
         assert active_level(np.full(100, 1.0), 100.0) == pytest.approx(0)
 
     def test_silence_has_no_speech(self):

@@ -13,7 +13,7 @@ def sequences(**config):
     return x, y, x.eq(config.alphabet + 1).int().argmax(0)
 
 
-def test_the_answer_follows_a_marker_that_stands_anywhere_after_a_first_blank():
+def test_the_answer_follows_a_marker_anywhere_after_a_blank():
     S, T, K = 3, 9, 4
     x, y, markers = sequences(symbols=S, delay=T, alphabet=K)
     assert x.shape == y.shape == (T + 2 * S, 3_000)
@@ -48,7 +48,7 @@ class TestBaseline:
         )
         assert config.baseline() == pytest.approx(nats, abs=1e-5)
 
-    def test_knowing_the_place_and_forgetting_the_symbols_scores_exactly_place_known(self):
+    def test_knowing_the_place_but_no_symbols_scores_place_known(self):
         config = VariableCopyingConfig(symbols=3, delay=7, alphabet=4)
         task = VariableCopying(config)
         batch = task.train_batch(0, seed=0)
@@ -61,7 +61,7 @@ class TestBaseline:
 
     @pytest.mark.parametrize("split", ["valid", "test"])
     @pytest.mark.parametrize(("S", "T", "K"), [(2, 5, 3), (3, 3, 3), (1, 2, 2)])
-    def test_knowing_the_step_and_its_input_alone_scores_exactly_step_only(self, S, T, K, split):
+    def test_knowing_the_step_and_its_input_scores_step_only(self, S, T, K, split):
         config = VariableCopyingConfig(
             symbols=S,
             delay=T,

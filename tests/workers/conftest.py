@@ -1,5 +1,5 @@
 import pytest
-from small_files import put_small_corpora
+from helpers.small_files import put_small_corpora
 
 
 @pytest.fixture

@@ -209,7 +209,10 @@ class FileLedger:
         self, config_hash: str, seed: int, replicates: int | None
     ) -> Iterator[tuple[int, Finished]]:
         for entry in (each for each in self.load() if not each.lineage):
-            if entry.state == "completed" and entry.config_hash == config_hash:
+            seeds = () if entry.result is None else entry.result.by_replicate
+            whole = replicates is None and all(each.outcome is not None for each in seeds)
+            ended = ("completed", "diverged") if whole else ("completed",)
+            if entry.state in ended and entry.config_hash == config_hash:
                 config = entry.config
                 enough = config["replicates"] >= (replicates or 1)
                 named = entry.result is not None and entry.result.code == config.get("code")

@@ -6,7 +6,7 @@ import copy
 from dataclasses import replace
 
 import torch
-from small_models import REQUIRED
+from helpers.small_models import REQUIRED
 from toys import TIMES
 
 from eigensweep.search_spaces.trial import TrialConfig

@@ -6,10 +6,10 @@ from functools import cache
 from typing import Any
 
 import pytest
+from helpers.small_models import REQUIRED
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
-from small_models import REQUIRED
 
 from eigensweep.models import MODELS
 from eigensweep.search_spaces.checks import check_spec

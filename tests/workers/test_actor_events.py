@@ -55,7 +55,7 @@ def follow(manager: PromptActorManager, *names: str) -> list[str]:
     return handled
 
 
-def test_what_is_ready_together_is_found_in_one_look_and_handled_one_by_one(ray, manager):
+def test_what_is_ready_together_is_found_in_one_look(ray, manager):
     handled = follow(manager, "a", "b", "c")
     ray.ready = {"a", "b"}
     assert manager.next(timeout=0)

@@ -31,7 +31,7 @@ def test_a_node_is_not_filled_beyond_its_memory():
     assert look(memory="3 GB").trials == 1
 
 
-def test_a_node_that_accepts_no_connection_is_found_whatever_ray_says(monkeypatch):
+def test_a_node_without_connections_is_found_whatever_ray_says(monkeypatch):
     with socket.socket() as listening, socket.socket() as closed:
         for each in (listening, closed):
             each.bind(("127.0.0.1", 0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import pickle
 import random
 import re
@@ -394,42 +395,53 @@ def test_a_key_can_adopt_the_snapshot_of_another_and_go_on_from_it(store):
 
 
 WRITER = """
-import sys, torch
-sys.path.insert(0, sys.argv[3])
+import os, sys, torch
+sys.path.insert(0, sys.argv[2])
 from tests_of_the_store import KEY, point, state
 from eigensweep.workers.shared.checkpoints import Store
 
 store = Store(sys.argv[1])
-store.begin(KEY, int(sys.argv[2]))
-snapshot = store.newest(KEY)
-print("begun", flush=True)
-step = snapshot.step if snapshot else 0
-while True:
-    step += 3
-    points = [point(s) for s in range(step - 2, step + 1)]
-    store.commit(KEY, int(sys.argv[2]), step, state(step, size=20_000), points)
+for attempt in map(int, sys.stdin):
+    if child := os.fork():
+        os.waitpid(child, 0)
+        print("ended", flush=True)
+        continue
+    store.begin(KEY, attempt)
+    snapshot = store.newest(KEY)
+    print(os.getpid(), flush=True)
+    step = snapshot.step if snapshot else 0
+    while True:
+        step += 3
+        points = [point(s) for s in range(step - 2, step + 1)]
+        store.commit(KEY, attempt, step, state(step, size=20_000), points)
 """
+"""Commits without end in a process of each attempt; all are forked from one that has PyTorch."""
 
 
 def test_killed_at_random_moments_it_never_loses_or_doubles_a_point(tmp_path):
     (tmp_path / "tests_of_the_store.py").write_text(Path(__file__).read_text())
     moments = random.Random(1)
     store = Store(tmp_path / "store")
+    command, pipe = [sys.executable, "-c", WRITER, Path(store.place), tmp_path], subprocess.PIPE
     reached = 0
-    for attempt in range(1, 4):
-        command = [sys.executable, "-c", WRITER, Path(store.place), str(attempt), tmp_path]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
-            assert writer.stdout.readline() == "begun\n"
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as writer:
+        for attempt in range(1, 4):
+            writer.stdin.write(f"{attempt}\n")
+            writer.stdin.flush()
+            process = int(writer.stdout.readline())
             time.sleep(moments.uniform(0, 0.5))
-            writer.send_signal(signal.SIGKILL)
-        snapshot = store.newest(KEY)
-        if snapshot is None:
-            continue
-        assert snapshot.step >= reached
-        assert snapshot.state["step"] == snapshot.step
-        assert torch.equal(snapshot.state["weights"], torch.full((20_000,), float(snapshot.step)))
-        assert snapshot.points == [point(s) for s in range(1, snapshot.step + 1)]
-        reached = snapshot.step
+            os.kill(process, signal.SIGKILL)
+            assert writer.stdout.readline() == "ended\n"
+            snapshot = store.newest(KEY)
+            if snapshot is None:
+                continue
+            assert snapshot.step >= reached
+            assert snapshot.state["step"] == snapshot.step
+            assert torch.equal(
+                snapshot.state["weights"], torch.full((20_000,), float(snapshot.step))
+            )
+            assert snapshot.points == [point(s) for s in range(1, snapshot.step + 1)]
+            reached = snapshot.step
     assert reached > 0
 
 

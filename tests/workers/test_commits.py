@@ -69,13 +69,13 @@ class TestCommits:
     def test_those_that_cost_nothing_are_made_often(self, tmp_path):
         assert commit_steps(tmp_path, 9, cost=0, checkpoint_seconds=600) == [2, 4, 6, 8, 9]
 
-    def test_those_that_cost_something_take_no_more_than_their_share_of_the_time(self, tmp_path):
+    def test_those_that_cost_something_take_their_share_at_most(self, tmp_path):
         cost = 2.0
         apart = int(cost / attempt.COMMIT_SHARE)
         steps = commit_steps(tmp_path, 100, cost=cost, checkpoint_seconds=600)
         assert steps == [2, 2 + apart, 2 + 2 * apart, 100]
 
-    def test_however_dear_they_are_one_is_made_when_the_interval_has_passed(self, tmp_path):
+    def test_however_dear_one_is_made_once_the_interval_passed(self, tmp_path):
         assert commit_steps(tmp_path, 25, cost=100, checkpoint_seconds=10) == [2, 12, 22, 25]
 
     def test_one_is_due_when_the_next_look_would_be_too_late(self, tmp_path, monkeypatch):

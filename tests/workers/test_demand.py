@@ -93,7 +93,7 @@ def test_trials_that_share_an_engine_want_whole_engines():
 
 
 @pytest.mark.parametrize(("lanes", "trials"), [(None, 4), (4, 16)])
-def test_rays_autoscaler_starts_nodes_that_have_the_memory_which_a_spec_asks_for(lanes, trials):
+def test_rays_autoscaler_starts_nodes_with_the_specs_memory(lanes, trials):
     """Its own packing is asked, as it is when it looks at what is wished for."""
     share = share_of(ResourcesConfig(memory="2 GB"), replicates=1, lanes=lanes)
     kinds = {

@@ -79,7 +79,7 @@ def train(storage, error=None, monkeypatch=None):
 
 class TestADevice:
     @pytest.mark.parametrize("words", FOREVER)
-    def test_that_cannot_be_used_is_the_nodes_fault_before_a_trial_begins(
+    def test_that_cannot_be_used_is_the_nodes_fault_from_the_start(
         self, with_cuda, tmp_path, words
     ):
         with_cuda(fails=words)
@@ -123,7 +123,7 @@ def test_the_build_of_pytorch_is_read_without_loading_it(monkeypatch, tmp_path, 
         code._is_built_for_gpus.cache_clear()
 
 
-def test_a_node_that_offers_gpus_to_a_pytorch_for_cpus_is_not_fit(monkeypatch, tmp_path):
+def test_a_node_with_gpus_but_pytorch_for_cpus_is_not_fit(monkeypatch, tmp_path):
     monkeypatch.setattr(code, "_is_built_for_gpus", lambda: False)
     check_build("cpu")
     with pytest.raises(ForeignCodeError, match="offers GPUs, and its PyTorch"):
@@ -155,7 +155,7 @@ class TestMemory:
         assert (words is not None) == is_crowded
         assert words is None or "of its 80.0 GB" in words
 
-    def test_of_a_crowded_device_is_the_nodes_fault_and_of_a_large_trial_its_own(
+    def test_crowded_is_the_nodes_fault_a_large_trial_its_own(
         self, with_cuda, gigabytes, monkeypatch, tmp_path
     ):
         error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
@@ -253,7 +253,7 @@ class TestAGpuThatIsLostAgain:
         self.lose(bench, 3, pid=8, lanes=8)
         assert [notice.kind for notice in bench.sweep.notices()] == ["node"]
 
-    def test_under_an_engine_is_the_engines_death_and_fails_no_trial(self, bench):
+    def test_under_an_engine_is_its_death_and_fails_no_trial(self, bench):
         for pid in range(4):
             self.lose(bench, 0, gpu=str(pid), pid=pid, lanes=8)
             assert bench.sweep.entries[0].state == "waiting"
@@ -268,7 +268,7 @@ class TestAGpuThatIsLostAgain:
         assert bench.sweep.notices() == []
 
 
-def test_what_an_engine_says_of_a_lost_device_names_node_and_gpu(with_cuda, monkeypatch):
+def test_a_lost_device_is_named_with_its_node_and_gpu(with_cuda, monkeypatch):
     with_cuda()
     monkeypatch.setattr(actor_module.os, "_exit", lambda status: None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -309,7 +309,7 @@ class TestTheGpuOfAProcess:
         monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
         monkeypatch.setattr(trial_process.ray, "is_initialized", lambda: True)
 
-    def test_is_the_one_that_ray_gave_it_and_the_only_one_that_it_sees(self, monkeypatch):
+    def test_is_the_one_that_ray_gave_it_and_sees_no_other(self, monkeypatch):
         monkeypatch.setattr(trial_process.ray, "get_gpu_ids", lambda: [3])
         assert trial_process.assigned_device() == "cuda:3"
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"

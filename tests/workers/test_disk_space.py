@@ -73,7 +73,7 @@ def test_the_disk_is_not_asked_for_each_trial(disk):
     assert disk.looks == 1
 
 
-def test_a_limit_of_zero_and_a_disk_that_does_not_answer_hold_nobody_up(disk):
+def test_a_limit_of_zero_and_a_silent_disk_hold_nobody_up(disk):
     disk.free = 0
     assert disk.space(least=0).notice() is None
     disk.free = None
@@ -101,11 +101,11 @@ def test_a_disk_without_room_for_files_is_full(monkeypatch, tmp_path, bytes_free
         assert "EIGENSWEEP_LEAST_FREE_MB" in found.words
 
 
-def test_a_folder_that_is_not_there_yet_has_the_disk_of_the_one_above(tmp_path):
+def test_a_folder_not_yet_there_has_the_disk_of_the_one_above(tmp_path):
     assert measure_free(tmp_path / "a" / "b") > 0
 
 
-def test_a_driver_gives_no_order_and_says_why_until_there_is_room(disk, tmp_path, monkeypatch):
+def test_a_driver_gives_no_order_and_says_why_without_room(disk, tmp_path, monkeypatch):
     ledger = FileLedger(tmp_path / "ledger.json")
     options = DriverOptions(storage=str(tmp_path / "store"))
     content: dict[str, Any] = {"task": COPYING, "model": SCORNN, "training": {"steps": 5}}

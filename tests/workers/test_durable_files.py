@@ -26,7 +26,7 @@ with hold_lock(Path(sys.argv[1])):
 """
 
 
-def test_a_lock_that_somebody_keeps_holding_is_the_surroundings_fault_and_is_free_later(tmp_path):
+def test_a_held_lock_is_the_surroundings_fault_and_free_later(tmp_path):
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, tmp_path],
         stdin=subprocess.PIPE,
@@ -63,9 +63,7 @@ def test_a_file_system_that_gives_no_lock_is_nobodys_fault(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("own_disk", [True, False])
-def test_a_commit_syncs_three_files_and_the_folder_where_no_disk_keeps_the_order(
-    tmp_path, monkeypatch, own_disk
-):
+def test_a_commit_syncs_three_files_and_an_unordered_folder(tmp_path, monkeypatch, own_disk):
     monkeypatch.setattr(durable_files, "has_own_disk", lambda folder: own_disk)
     acts, fsync, rename, link = [], os.fsync, os.replace, os.link
 

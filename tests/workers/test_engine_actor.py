@@ -97,7 +97,7 @@ def test_trials_of_other_experiments_count_with_their_own_share(actor):
     asyncio.run(scene())
 
 
-def test_each_call_gives_the_next_rung_and_a_lost_answer_is_given_again(actor, engine):
+def test_each_call_gives_the_next_rung_a_lost_one_comes_again(actor, engine):
     async def scene() -> None:
         await actor.join(order(0))
         first = await actor.advance(order(0))
@@ -252,7 +252,7 @@ class TestSlot:
         slot = EngineSlot(Order.from_dict(order(0)))
         return slot, asked
 
-    def test_it_asks_until_there_is_an_answer_and_then_for_the_next_rung(self, monkeypatch):
+    def test_it_asks_until_there_is_an_answer_then_for_the_next(self, monkeypatch):
         reports = [Report(5).to_dict(), Report(10).to_dict()]
         slot, asked = self.slot(monkeypatch, None, reports[0], None, None, reports[1])
         assert [slot.advance().step, slot.advance().step] == [5, 10]
@@ -278,9 +278,7 @@ class TestSlot:
         assert (lost.lost_by, lost.outcome, len(killed)) == ("engine", None, 1)
         assert "gave no answer" in lost.lost
 
-    def test_an_engine_that_hung_before_a_trial_came_is_killed_and_the_trial_takes_the_next(
-        self, monkeypatch
-    ):
+    def test_an_engine_that_hung_before_a_trial_came_is_replaced(self, monkeypatch):
         killed: list[Any] = []
         monkeypatch.setattr(ray, "kill", killed.append)
         monkeypatch.setattr(module, "PAUSE_SECONDS", 0.0)

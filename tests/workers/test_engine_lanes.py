@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers.waiting import wait_until
 from orders import make_order
 from test_attempt import to_the_end
 from toys import to_exact
-from waiting import wait_until
 
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.lanes.engine import Engine
@@ -91,7 +91,7 @@ class TestLanesAreTrialsAlone:
                 key = f"e1/{each.number:05d}/{result.seed}"
                 assert_close(curve(tmp_path / "engine", key), curve(tmp_path / "alone", key))
 
-    def test_an_experiment_does_not_notice_another_in_the_same_engine_by_a_bit(self, tmp_path):
+    def test_an_experiment_notices_no_bit_of_another_in_its_engine(self, tmp_path):
         """The other one diverges, leaves and is refilled; the bits of the curve stay."""
         quiet = order(tmp_path / "quiet", 0, steps=80)
         train(3, quiet)

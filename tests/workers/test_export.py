@@ -70,7 +70,7 @@ def test_each_outcome_is_what_optuna_calls_it(tmp_path):
     assert study.best_trial.number == 0
 
 
-def test_arms_are_attributes_and_parameters_that_differ_have_their_names(tmp_path):
+def test_arms_are_attributes_and_unlike_parameters_are_named(tmp_path):
     search = {"method": "tpe", "trials": 12, "space": {"optimizer.lr": LR}}
     bench = Bench(tmp_path, spec(search, arms=ARMS, objective={"metric": "accuracy"}))
     bench.run(lambda params: math.inf if params["optimizer.lr"] > 1e-2 else 0.5)

@@ -40,7 +40,7 @@ def run_one(b: Bench, node: str, outcome: str = "failed", error: str | None = BU
 
 
 class TestANode:
-    def test_on_which_all_trials_fail_while_others_do_well_is_left_out(self, tmp_path):
+    def test_that_fails_all_where_others_do_well_is_left_out(self, tmp_path):
         b, now = bench(tmp_path, 200, {"bad", "good"})
         failed = 0
         for _ in range(200):
@@ -52,7 +52,7 @@ class TestANode:
         assert states.count("completed") == 200 - failed
         assert not b.sweep.has_given_up
 
-    def test_that_fails_first_is_left_out_before_the_others_have_reported(self, tmp_path):
+    def test_that_fails_first_is_left_out_before_others_report(self, tmp_path):
         b, _ = bench(tmp_path, 50, {"bad", "good"})
         assert [run_one(b, "bad") for _ in range(MOST_HERE + 2)] == [True] * MOST_HERE + [False] * 2
         (notice,) = b.sweep.notices()

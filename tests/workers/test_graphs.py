@@ -133,7 +133,7 @@ def cuda(monkeypatch):
 FIRST = torch.device("cuda", 0)
 
 
-def test_work_of_another_device_than_the_current_one_is_in_its_graph(cuda):
+def test_work_of_another_device_is_in_its_graph(cuda):
     graph = graphs.capture(lambda: cuda.work(1), torch.device("cuda", 1), "a step")
     assert graph.nodes == 1
     assert cuda.device == 0
@@ -146,7 +146,7 @@ def test_all_captures_of_a_device_share_one_stream(cuda):
 
 
 @pytest.mark.parametrize("where", ["in the work", "at its end"])
-def test_a_capture_that_fails_leaves_stream_and_allocator_as_they_were(cuda, caplog, where):
+def test_a_capture_that_fails_leaves_stream_and_allocator(cuda, caplog, where):
     calls = []
 
     def act():

@@ -25,7 +25,7 @@ def without_collector():
 
 
 @pytest.mark.parametrize("static", [False, True])
-def test_a_closed_group_leaves_no_tensor_to_the_garbage_collector(static):
+def test_a_closed_group_leaves_no_tensor_as_garbage(static):
     training = build(config_of("scornn", training={"steps": 3, "evaluate_every": 2}))
     group = Group(training, 2, static=static)
     group.join(training)
@@ -40,7 +40,7 @@ def test_a_closed_group_leaves_no_tensor_to_the_garbage_collector(static):
         assert [each() for each in held] == [None] * len(held)
 
 
-def test_an_error_holds_no_tensors_of_the_functions_that_raised_it():
+def test_an_error_holds_no_tensors_of_what_raised_it():
     held = []
 
     def step():

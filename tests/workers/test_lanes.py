@@ -107,7 +107,7 @@ SCHEDULES = [
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: "-".join(map(str, o.values())))
-def test_every_optimizer_clips_and_follows_schedules_in_lanes_as_alone(optimizer):
+def test_every_optimizer_works_in_lanes_as_alone(optimizer):
     plain = {key: optimizer[key] for key in ("name", "name_orth") if key in optimizer}
     options = [{**optimizer, **schedule} for schedule in SCHEDULES]
     options += [{**plain, "lr": 0.05}]  # no momentum, other constants
@@ -219,7 +219,7 @@ def advance_forever(group):
         group.advance(10.0)
 
 
-def test_a_lane_whose_batch_cannot_be_drawn_is_named_and_the_others_go_on():
+def test_a_lane_without_a_batch_is_named_and_others_go_on():
     first, second, alone = (build(config_of("scornn"), seed) for seed in (0, 1, 0))
     for training in (first, second):
         training.task = Torn(training.task._task)
@@ -248,7 +248,7 @@ class Counted(Precise):
         return super().train_batch(step, seed)
 
 
-def test_a_batch_is_drawn_once_for_all_lanes_with_its_seed_also_for_one_that_comes_later():
+def test_a_batch_is_drawn_once_for_all_lanes_with_its_seed():
     lanes = [build(config_of("scornn", optimizer={"lr": lr})) for lr in (0.01, 0.02, 0.03)]
     task = Counted(lanes[0].task._task)
     for training in lanes:
@@ -260,7 +260,7 @@ def test_a_batch_is_drawn_once_for_all_lanes_with_its_seed_also_for_one_that_com
     assert sorted(task.drawn) == [(0, step) for step in range(50)]
 
 
-def test_the_seconds_of_all_lanes_together_are_those_that_passed():
+def test_the_seconds_of_all_lanes_are_those_that_passed():
     lanes = [build(config_of("scornn"), seed, precise=False) for seed in range(4)]
     began = time.perf_counter()
     train_lanes(lanes)
@@ -299,7 +299,7 @@ def test_real_corpora_train_in_lanes_as_alone(task, data_root):
 
 
 class TestNeighbours:
-    def test_a_lane_that_is_not_finite_ends_as_alone_and_its_neighbours_do_not_notice(self):
+    def test_a_lane_that_is_not_finite_ends_as_alone_unnoticed(self):
         trainings = [[spoil(build(c, s)) for s, c in enumerate(MIXED)] for _ in range(2)]
         lanes, alone = trainings
         whole = [build(c, s) for s, c in enumerate(MIXED)]
@@ -310,7 +310,7 @@ class TestNeighbours:
         assert_equal(lanes[1], alone[1])
         assert states_of([lanes[0], lanes[2]]) == states_of([whole[0], whole[2]])
 
-    def test_lanes_that_join_leave_and_are_refilled_change_no_bit_of_the_others(self):
+    def test_lanes_that_join_leave_and_refill_change_no_others_bit(self):
         whole = build(MIXED[0], 0)
         train_lanes([whole], group=Group(whole, 3))
         busy, others = build(MIXED[0], 0), [build(MIXED[1 + s % 2], s) for s in range(5)]
@@ -397,7 +397,7 @@ def through_file(state):
     return torch.load(file, weights_only=True)
 
 
-def test_patience_divergence_and_spectra_are_those_of_a_training_alone():
+def test_patience_divergence_and_spectra_are_as_alone():
     training = {"evaluate_every": 3, "patience": 2, "spectra": True}
     configs = [
         config_of("scornn", "adding", {"lr": 0.5}, training),
@@ -452,7 +452,7 @@ class TestShape:
         with pytest.raises(ValueError, match="at least 1 lane; 0 were asked for"):
             Group(first, 0)
 
-    def test_a_task_that_reads_values_is_refused_at_once_with_the_reason(self):
+    def test_a_task_that_reads_values_is_refused_with_the_reason(self):
         training = build(config_of("scornn"), precise=False)
         training.task.loss = lambda logits, batch: logits.sum() * logits.detach().sum().item()
         with pytest.raises(ValueError, match=r"scornn on copying cannot train in lanes.*\.item"):

@@ -100,7 +100,7 @@ def test_carried_states_and_padded_batches_train_as_alone(tmp_path, monkeypatch)
         close(lane.state_dict()["model"], alone.state_dict()["model"], 1e-9)
 
 
-def test_neighbours_change_no_bit_and_a_checkpoint_moves_to_a_cpu():
+def test_neighbours_change_no_bit_and_checkpoints_move_to_cpus():
     configs = configs_of("exprnn")
     first, second = build_all(configs, precise=False), build_all(configs, precise=False)
     train_lanes(first)

@@ -184,7 +184,7 @@ def recorded(monkeypatch):
     ],
     ids=str,
 )
-def test_steps_and_evaluations_that_are_repeated_are_those_of_a_training_alone(
+def test_repeated_steps_and_evaluations_are_those_alone(
     recorded, small_corpora, monkeypatch, model, task, segment, evaluations
 ):
     monkeypatch.setattr(scoring, "SEGMENT_STEPS", segment)
@@ -201,7 +201,7 @@ def test_steps_and_evaluations_that_are_repeated_are_those_of_a_training_alone(
         assert lane.result().test == pytest.approx(expected.result().test, rel=1e-10)
 
 
-def test_shapes_beyond_those_that_are_captured_are_scored_as_well(recorded, monkeypatch):
+def test_shapes_beyond_the_captured_ones_are_scored_too(recorded, monkeypatch):
     monkeypatch.setattr(scoring, "MOST_GRAPHS", 1)
     monkeypatch.setattr(scoring, "HELD_BYTES", 0)
     config = config_of("scornn", training={"steps": 5, "evaluate_every": 2})

@@ -38,9 +38,7 @@ def make_bench(folder: Path, method: str) -> Bench:
 
 @pytest.mark.parametrize("method", SEARCHES)
 class TestBetweenLedgerAndOptuna:
-    def test_a_new_trial_stands_in_the_ledger_before_optuna_hears_of_it(
-        self, tmp_path, monkeypatch, method
-    ):
+    def test_a_new_trial_is_in_the_ledger_before_optuna_hears(self, tmp_path, monkeypatch, method):
         b = make_bench(tmp_path, method)
         kill_at(monkeypatch, b.study, "add")
         with pytest.raises(DriverKilledError):
@@ -73,7 +71,7 @@ class TestBetweenLedgerAndOptuna:
         known = [(trial.state, trial.value) for trial in b.study.trials()]
         assert known == ([] if method == "grid" else [(TrialState.COMPLETE, 0.25)])
 
-    def test_an_end_that_the_ledger_did_not_take_is_not_told_to_optuna(
+    def test_an_end_that_the_ledger_refused_is_not_told_to_optuna(
         self, tmp_path, monkeypatch, method
     ):
         b = make_bench(tmp_path, method)

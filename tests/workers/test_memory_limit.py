@@ -12,8 +12,8 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
+from helpers.waiting import PATIENCE
 from orders import make_order
-from waiting import PATIENCE
 
 from bench.trial_memory import make_config, measure
 from eigensweep.search_spaces.memory import PROCESS, estimate_memory
@@ -59,7 +59,7 @@ def train(folder: Path, number: int, megabytes: int, limit: int) -> subprocess.P
     )
 
 
-def test_a_trial_that_takes_memory_without_end_ends_alone_and_its_neighbour_completes(tmp_path):
+def test_a_trial_of_endless_memory_ends_alone(tmp_path):
     limit = 800 * MB
     greedy, modest = train(tmp_path, 3, 20, limit), train(tmp_path, 4, 0, limit)
     greedy.communicate(timeout=PATIENCE)
@@ -94,7 +94,7 @@ def test_what_is_held_counts_and_what_was_given_back_does_not():
     assert len(kept) == 400 * MB
 
 
-def test_a_trial_in_a_lane_and_one_without_a_limit_are_not_watched():
+def test_trials_in_lanes_and_without_a_limit_are_not_watched():
     assert watch(make_order()) is None
 
 
@@ -105,7 +105,7 @@ def test_a_trial_in_a_lane_and_one_without_a_limit_are_not_watched():
         *(pytest.param(each, marks=pytest.mark.slow) for each in ("wide-lstm", "copying-gru")),
     ],
 )
-def test_the_guess_is_within_a_factor_of_two_of_what_a_trial_takes(case):
+def test_the_guess_is_within_a_factor_of_two_of_the_truth(case):
     config = make_config(case)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:

@@ -71,7 +71,7 @@ def test_other_errors_stay_what_they_are():
     assert translate(error) is error
 
 
-def test_the_account_names_what_was_taken_and_by_whom_and_is_short():
+def test_the_account_names_what_was_taken_by_whom_and_is_short():
     words = explain_shortage(ACCOUNT)
     assert "It was 22GB used\nTop 10 memory users: PID" in words
     assert "20121\t1.11\tray::Trial" in words

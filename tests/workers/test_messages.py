@@ -68,7 +68,7 @@ class TestEveryMessage:
             message.step = 99
 
 
-def test_a_replicate_leaves_to_the_trial_what_all_replicates_share():
+def test_a_replicate_leaves_to_the_trial_what_all_share():
     (first, _) = RESULT.to_dict()["by_replicate"]
     assert {"parameters", "baseline", "constraint"} & set(first) == set()
     again = Result.from_dict(RESULT.to_dict())

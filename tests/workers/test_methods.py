@@ -74,9 +74,7 @@ class TestSequences:
             ("qmc", {"model.negative_fraction": [0, 0.5]}, 9),
         ],
     )
-    def test_a_driver_that_starts_anew_walks_the_points_of_one_that_does_not(
-        self, tmp_path, method, space, trials
-    ):
+    def test_a_driver_that_starts_anew_walks_the_same_points(self, tmp_path, method, space, trials):
         (tmp_path / "other").mkdir()
         limits = {"trials": trials}
         through = bench(tmp_path / "other", method, space, trials, limits=limits).run()
@@ -121,7 +119,7 @@ class TestSamplersThatLearn:
             remembers.draw().point for _ in range(3)
         ]
 
-    def test_what_cmaes_noted_is_forgotten_where_there_is_more_to_do(self, tmp_path):
+    def test_what_cmaes_noted_is_forgotten_where_more_is_to_do(self, tmp_path):
         b = bench(tmp_path, "cmaes", TWO, 30)
         b.run(loss)
         assert any("cma:optimizer:0" in e.sampler_state for e in b.ledger.load())
@@ -200,7 +198,7 @@ class TestWarmStart:
         return Bench(folder, spec(search))
 
     @pytest.mark.parametrize("method", ["tpe", "cmaes", "nsga2"])
-    def test_the_first_points_are_as_good_as_what_came_before_allows(self, tmp_path, method):
+    def test_the_first_points_are_as_good_as_earlier_ones_allow(self, tmp_path, method):
         b = self.start(tmp_path, method, 20)
         values = [loss(params) for params in b.run(loss)]
         (tmp_path / "cold").mkdir()

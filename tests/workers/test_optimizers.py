@@ -107,7 +107,7 @@ def test_tensorflow_s_momentum_holds_the_rates_of_its_time():
 
 
 @pytest.mark.parametrize("kind", ["adam", "adam_tf1"])
-def test_tensorflow_s_adam_adds_epsilon_before_it_corrects_for_the_first_steps(kind):
+def test_tensorflows_adam_adds_epsilon_before_it_corrects(kind):
     model, size = TwoGroups(), 1e-7
     before = model.U.detach().clone()
     optimizers = Optimizers(model, OptimizerConfig(name=kind, lr=0.01))
@@ -128,7 +128,7 @@ def test_the_urnn_s_rmsprop_rests_where_a_gradient_stays_zero():
 
 
 @pytest.mark.parametrize(("size", "steps"), [(0.03, 65), (1e-3, 130)])
-def test_tensorflow_s_first_steps_are_small_until_the_one_it_began_with_is_forgotten(size, steps):
+def test_tensorflows_first_steps_are_small_for_a_while(size, steps):
     model = TwoGroups()
     optimizers = Optimizers(model, OptimizerConfig(name="rmsprop_tf1", lr=0.01))
     before = model.U.detach().clone()
@@ -155,7 +155,7 @@ def test_scaled_rates_are_those_of_a_smaller_config(kind):
     assert optimizers.learning_rates == {"orth": 0.1, "main": 0.005}
 
 
-def test_without_settings_of_its_own_the_orthogonal_group_does_as_the_others():
+def test_without_own_settings_the_orthogonal_group_is_alike():
     model, steps = TwoGroups(), gradients(3)
     A = model.A.detach().numpy().copy()
     take_steps(model, Optimizers(model, OptimizerConfig(name="rmsprop", lr=0.01)), steps)
@@ -163,7 +163,7 @@ def test_without_settings_of_its_own_the_orthogonal_group_does_as_the_others():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_weight_decay_pulls_at_every_group_but_the_orthogonal_one(kind):
+def test_weight_decay_pulls_at_all_but_the_orthogonal_group(kind):
     model = TwoGroups()
     before = model.A.detach().clone(), model.U.detach().clone()
     optimizers = Optimizers(model, OptimizerConfig(name=kind, lr=0.01, weight_decay=0.1))
@@ -187,7 +187,7 @@ class OwnRule(TwoGroups):
         return [replace(orth, rule=partial(torch.optim.SGD, momentum=0.5)), main]
 
 
-def test_a_group_with_a_rule_of_its_own_takes_the_rate_and_the_clipping_only():
+def test_a_group_with_its_own_rule_takes_rate_and_clipping():
     model, steps = OwnRule(), gradients(2)
     A, U = model.A.detach().numpy().copy(), model.U.detach().numpy().copy()
     config = OptimizerConfig(lr=0.01, lr_orth=0.3, weight_decay=0.5, clip_value=0.4)
@@ -282,7 +282,7 @@ def test_a_model_that_forgets_or_doubles_a_parameter_is_refused(named, message):
         Optimizers(model, OptimizerConfig())
 
 
-def test_no_update_rule_loads_pytorchs_compiler_which_takes_seconds():
+def test_no_update_rule_loads_pytorchs_slow_compiler():
     code = """
 import sys
 from test_optimizers import TwoGroups, UpdateRule, get_args
@@ -302,7 +302,7 @@ for name in get_args(UpdateRule):
 
 
 @pytest.mark.parametrize("kind", ["Adam", "RMSprop", "Adagrad"])
-def test_without_its_compiler_pytorchs_rules_give_the_same_numbers(kind):
+def test_without_its_compiler_pytorchs_rules_are_the_same(kind):
     found = []
     for module in (torch.optim, plain_optimizers):
         w = nn.Parameter(torch.linspace(-1, 1, 7))

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import psutil
-from waiting import wait_until
+from helpers.waiting import wait_until
 
 CHILD = """
 import time

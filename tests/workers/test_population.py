@@ -63,7 +63,7 @@ class TestWhoIsReplaced:
             assert chosen
             assert not set(chosen) & set(chosen.values())
 
-    def test_noise_about_the_baseline_replaces_nobody_but_what_diverged(self):
+    def test_noise_about_the_baseline_replaces_only_the_diverged(self):
         assert choose(0.99, 1.01, 0.98, good_enough=0.9) == {}
         assert choose(0.99, None, 0.98, good_enough=0.9) == {1: 2}
         assert choose(0.99, 1.01, 0.8, good_enough=0.9) == {1: 2}
@@ -78,7 +78,7 @@ class TestWhatChanges:
         drawn = [change({"x": value}, {"x": axis}, **how, rng=Random(seed)) for seed in range(40)]
         return {params["x"] for params in drawn}
 
-    def test_a_value_is_multiplied_up_or_down_and_stays_in_its_range(self):
+    def test_a_value_is_multiplied_and_stays_in_its_range(self):
         assert self.move(0.01, Real(low=0.001, high=0.1, log=True)) == {0.01 * 0.8, 0.01 * 1.2}
         assert self.move(0.09, Real(low=0.001, high=0.1), perturb=0.5) == {0.045, 0.1}
 
@@ -251,9 +251,7 @@ class TestNewDrivers:
         told, expected = (each.bench.ledger.load() for each in (stage, undisturbed))
         assert [(e.state, e.reports) for e in told] == [(e.state, e.reports) for e in expected]
 
-    def test_a_decision_that_the_ledger_missed_is_made_again_and_one_that_it_has_is_not(
-        self, tmp_path
-    ):
+    def test_a_decision_is_made_again_only_if_the_ledger_missed_it(self, tmp_path):
         stage = Stage(population(tmp_path))
         stage.round()
         lost = stage.bench.sweep._round.decide(list(stage.bench.sweep.entries.values()))
@@ -356,7 +354,7 @@ class TestKills:
 
     @pytest.mark.parametrize("before", [True, False])
     @pytest.mark.parametrize("act", [11, 12, 13, 14, 15])
-    def test_whatever_the_driver_did_last_at_the_end_of_a_round_all_ends_the_same(
+    def test_whatever_was_done_last_in_a_round_all_ends_the_same(
         self, undisturbed, tmp_path, act, before
     ):
         self.check(undisturbed, tmp_path, act, before)
@@ -414,7 +412,7 @@ def taken_by(trainer: Trainer, number: int, source: int, lr: float, source_lr: f
 
 
 class TestWhatGoesOn:
-    def test_a_trial_that_stops_at_each_rung_trains_as_one_that_does_not(self, tmp_path):
+    def test_stopping_at_each_rung_a_trial_trains_as_without(self, tmp_path):
         whole, parts = Trainer(tmp_path / "whole"), Trainer(tmp_path / "parts")
         told = whole.run(whole.order(0, 0.01), rungs=4)
         again = [
@@ -425,7 +423,7 @@ class TestWhatGoesOn:
         ]
         assert whole.curve(0) == parts.curve(0)
 
-    def test_with_unchanged_values_the_copy_trains_bit_for_bit_as_its_source(self, tmp_path):
+    def test_with_unchanged_values_the_copy_trains_as_its_source(self, tmp_path):
         trainer = Trainer(tmp_path)
         trainer.run(trainer.order(0, 0.01), rungs=2)
         trainer.run(trainer.order(1, 0.0001), rungs=2)
@@ -441,7 +439,7 @@ class TestWhatGoesOn:
         best = [trainer.store.kept.best(f"e1/{n:05d}/0")["weights"] for n in (0, 1)]
         assert all(torch.equal(best[0][name], best[1][name]) for name in best[0])
 
-    def test_with_another_rate_it_goes_on_from_the_source_and_learns_otherwise(self, tmp_path):
+    def test_with_another_rate_it_goes_on_and_learns_otherwise(self, tmp_path):
         trainer = Trainer(tmp_path)
         trainer.run(trainer.order(0, 0.01), rungs=2)
         trainer.run(trainer.order(1, 0.0001), rungs=2)
@@ -460,7 +458,7 @@ class TestWhatGoesOn:
         rates = {step: m["param/optimizer.lr"] for step, m in curve if "param/optimizer.lr" in m}
         assert rates == {0: 0.0001, 5: 0.0001, 10: 0.0001, 15: 0.02}
 
-    def test_its_best_is_that_of_the_weights_it_has_and_not_of_those_it_had(self, tmp_path):
+    def test_its_best_is_that_of_the_weights_it_has_now(self, tmp_path):
         trainer = Trainer(tmp_path)
         good, bad = (trainer.run(trainer.order(n, lr), rungs=2) for n, lr in ((0, 0.01), (1, 1e-5)))
         taken = taken_by(trainer, number=0, source=1, lr=1e-5, source_lr=1e-5)
@@ -471,7 +469,7 @@ class TestWhatGoesOn:
         assert report.metrics == source.metrics
         assert bad[-1].metrics["objective"] >= source.metrics["objective"]
 
-    def test_a_process_that_dies_after_a_takeover_goes_on_from_its_own_commit(self, tmp_path):
+    def test_one_that_dies_after_a_takeover_goes_on_from_its_own(self, tmp_path):
         trainer = Trainer(tmp_path)
         trainer.run(trainer.order(0, 0.01), rungs=2)
         trainer.run(trainer.order(1, 0.0001), rungs=2)
@@ -495,7 +493,7 @@ class TestWhatGoesOn:
             assert torch.equal(states[0]["model"]["A"], states[1]["model"]["A"])
         trainer.run(order)
 
-    def test_a_checkpoint_of_any_other_configuration_is_still_refused(self, tmp_path):
+    def test_a_checkpoint_of_another_configuration_is_refused(self, tmp_path):
         trainer = Trainer(tmp_path)
         trainer.run(trainer.order(0, 0.01))
         taken = Takeover(10, 1, {"optimizer.lr": 0.02}, trainer.hash(0.03))

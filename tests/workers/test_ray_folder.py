@@ -40,7 +40,7 @@ def test_below_a_folder_that_others_can_change_it_is_refused(short: Path) -> Non
     short.chmod(0o700)
 
 
-def test_for_a_long_path_it_is_a_new_temporary_one_and_abandoned_ones_are_removed(
+def test_for_a_long_path_it_is_a_new_temporary_folder(
     short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_folder.tempfile, "gettempdir", lambda: str(short))

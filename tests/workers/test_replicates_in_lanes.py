@@ -94,7 +94,7 @@ class TestWhichGain:
     def test_others_do_not(self, fields):
         assert not gains_by_lanes(self.config(**fields), "cpu")
 
-    def test_a_gpu_trains_one_replicate_at_a_time_in_a_process_of_its_own(self):
+    def test_a_gpu_trains_one_replicate_at_a_time_in_one_process(self):
         assert not gains_by_lanes(self.config(), "cuda")
 
     def test_an_order_gets_the_attempt_that_is_faster(self, tmp_path):

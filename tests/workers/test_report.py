@@ -47,7 +47,7 @@ def make_entry(number: int, arm: str, value: float | None, **fields: Any) -> Tri
     return TrialEntry(number, arm, params, **{**known, "result": result, **fields})
 
 
-def test_it_has_the_best_trial_of_each_arm_with_its_interval_and_the_plots_of_the_search(tmp_path):
+def test_it_has_each_arms_best_trial_and_the_searchs_plots(tmp_path):
     entries = [make_entry(n, "scornn", 0.9 - n / 10) for n in range(4)]
     entries += [make_entry(n, "lstm", 0.3 + n / 100) for n in range(4, 7)]
     entries.append(make_entry(7, "none", None, state="diverged"))
@@ -75,15 +75,13 @@ def test_it_has_the_best_trial_of_each_arm_with_its_interval_and_the_plots_of_th
     assert "| none | - | 0 | - | - | - | - | 1 diverged |" in text
 
 
-def test_the_program_that_draws_the_plots_does_not_wait_for_pytorch():
+def test_the_program_that_draws_does_not_wait_for_pytorch():
     program = f"import sys, {PLOTS}; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "False\n"
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
-def test_no_axis_has_more_labels_than_people_can_read_and_each_stands_at_its_place(
-    tmp_path, monkeypatch
-):
+def test_no_axis_has_too_many_labels_and_each_is_in_its_place(tmp_path, monkeypatch):
     from matplotlib import pyplot
 
     names = [f"value-{n}" for n in range(300)]
@@ -106,7 +104,7 @@ def test_no_axis_has_more_labels_than_people_can_read_and_each_stands_at_its_pla
     assert sum("value-0,value-15,value-30," in each.replace("'", "") for each in words) == 2
 
 
-def test_a_population_has_its_lineages_and_no_plot_shows_a_trial_that_changed(tmp_path):
+def test_a_population_has_lineages_and_plots_no_changed_trial(tmp_path):
     lineage = (Takeover(10, 1, {"optimizer.lr": 0.02, "optimizer.name": "adam"}, "h"),)
     entries = [make_entry(0, "scornn", 0.1, lineage=lineage), make_entry(1, "scornn", 0.2)]
     written = write_report(tmp_path / "report", SPEC, entries, "completed")
@@ -117,7 +115,7 @@ def test_a_population_has_its_lineages_and_no_plot_shows_a_trial_that_changed(tm
     assert "lr=0.1 optimizer=adam at first (lineage.md)" in written.texts["report.md"]
 
 
-def test_an_experiment_without_results_has_a_report_and_a_disk_that_refuses_it_harms_nothing(
+def test_an_empty_report_is_made_and_a_refusing_disk_harms_none(
     tmp_path,
 ):
     written = write_report(tmp_path / "report", SPEC, [], "cancelled")

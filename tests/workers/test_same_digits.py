@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.small_models import REQUIRED
 from orders import make_order
-from small_models import REQUIRED
 
 from eigensweep import train
 from eigensweep.models import MODELS

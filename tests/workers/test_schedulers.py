@@ -129,12 +129,12 @@ class TestTheBaseline:
         assert "STOP" in decided
 
 
-def test_where_higher_is_better_the_margin_lies_above_the_baseline():
+def test_where_higher_is_better_the_margin_exceeds_the_baseline():
     rule = build("asha", [], "higher", baseline=0.1)
     assert [b.good_enough for b in rule._brackets] == [pytest.approx(0.11)]
 
 
-def test_hyperband_begins_to_stop_later_in_later_brackets_whichever_driver_asks():
+def test_hyperbands_later_brackets_begin_to_stop_later():
     past = [Past(n, [(10, 0.1), (30, 0.1)]) for n in range(40)]
     by_bracket = {}
     for number in range(40, 60):

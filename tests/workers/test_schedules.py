@@ -54,7 +54,7 @@ class TestExponential:
 
 
 class TestHalvingOnPlateaus:
-    def test_each_evaluation_without_a_new_best_halves_the_rates_that_follow(self):
+    def test_each_evaluation_without_a_new_best_halves_the_rates(self):
         steps = rates(train_toy(make_falling("halve_on_plateau")))
         assert steps == [(0.08, 20), (0.04, 20), (0.02, 10), (0.01, 10), (0.005, 20)]
 
@@ -62,7 +62,7 @@ class TestHalvingOnPlateaus:
         steps = rates(train_toy(make_falling("halve_on_plateau", patience=2, factor=0.25)))
         assert steps == [(0.08, 50), (0.02, 30)]
 
-    def test_the_last_evaluation_of_a_shorter_budget_makes_no_rate_fall(self):
+    def test_a_shorter_budgets_last_evaluation_lowers_no_rate(self):
         shorter = train_toy(make_falling("halve_on_plateau", steps=35))
         longer = reload(shorter, make_falling("halve_on_plateau"))
         longer.run()
@@ -108,7 +108,7 @@ class TestEverySchedule:
         with pytest.raises(ValueError, match=message):
             OptimizerConfig(**fields).check()
 
-    def test_a_checkpoint_from_before_there_were_schedules_is_gone_on_from(self):
+    def test_a_checkpoint_from_before_schedules_is_gone_on_from(self):
         cut = train_toy(trial(), until=13)
         state = cut.state_dict()
         del state["schedule_falls"], state["reported_tests"]
@@ -125,7 +125,7 @@ def make_reporting(steps=70, **task):
 
 
 class TestReportedTests:
-    def test_the_best_and_the_last_test_scores_stand_beside_those_of_the_selected_point(self):
+    def test_best_and_last_test_scores_stand_beside_the_selected(self):
         result = train_toy(make_reporting(steps=60)).result()
         assert (result.best_step, result.test["error"]) == (30, 4.5)
         assert result.best_test["error"] == 3.5

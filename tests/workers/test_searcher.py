@@ -85,9 +85,7 @@ class TestEveryConfigurationOnce:
         assert b.ends()
 
     @pytest.mark.parametrize("method", ["random", "tpe"])
-    def test_a_sampler_that_repeats_itself_still_visits_all_of_a_finite_space(
-        self, tmp_path, method
-    ):
+    def test_a_sampler_that_repeats_still_visits_a_finite_space(self, tmp_path, method):
         b = bench(tmp_path, {"method": method, "space": CHOICES, "trials": 48})
         points = b.run(lambda params: params["optimizer.lr"] + params["model.hidden_size"])
         assert len({tuple(p.items()) for p in points}) == len(points) == 48
@@ -109,7 +107,7 @@ class TestEveryConfigurationOnce:
         b = bench(tmp_path, {"method": "grid", "space": {"training.steps": [10, 20, 30]}})
         assert len(b.run()) == 3
 
-    def test_a_point_that_no_config_accepts_is_recorded_and_never_run(self, tmp_path):
+    def test_a_point_that_no_config_accepts_is_recorded_not_run(self, tmp_path):
         space = {"optimizer.clip_norm": [None, 1.0], "optimizer.clip_value": [None, 1.0]}
         b = bench(tmp_path, {"method": "grid", "space": space})
         assert len(b.run()) == 3
@@ -156,7 +154,7 @@ class TestEveryConfigurationOnce:
         b.run(lambda params: Result(value=1.0, step=20, code="aaaa,bbbb"))
         assert "since trial 0 began" in b.sweep.notices()[0].words
 
-    def test_a_result_that_stands_elsewhere_is_taken_over_without_a_trial(self, tmp_path):
+    def test_a_result_that_stands_elsewhere_is_taken_over(self, tmp_path):
         b = bench(tmp_path, {"method": "grid", "space": {"optimizer.lr": [1e-2, 1e-3]}})
         known = b.spec.trial(b.spec.space().point(0)).content_hash()
         b.ledger.know(known, Finished(Source("e0", 7, "run7"), Result(value=0.25, step=20)))
@@ -309,14 +307,14 @@ class TestALostEngine:
         assert not any(job.alone for job in jobs)
         assert b.sweep.entries[0].state == "waiting"
 
-    def test_a_trial_under_which_engines_die_again_trains_alone_and_can_then_fail(self, tmp_path):
+    def test_one_under_which_engines_die_trains_alone_and_can_fail(self, tmp_path):
         b = bench(tmp_path, {"space": {"optimizer.lr": [1e-1]}}, retries=1)
         assert [self.lose(b.sweep).alone for _ in range(3)] == [False, False, True]
         assert [self.lose(b.sweep, by="process").alone for _ in range(2)] == [True, True]
         assert b.sweep.entries[0].state == "failed"
         assert "its process died 2 times" in b.sweep.entries[0].error
 
-    def test_what_a_lost_attempt_tells_is_no_sign_that_the_trial_comes_on(self, tmp_path):
+    def test_a_lost_attempts_words_are_no_sign_of_progress(self, tmp_path):
         b = bench(tmp_path, {"space": {"optimizer.lr": [1e-1]}})
         lost = Report(0, lost="the engine that trained it gave no answer")
         assert [tell(b, lost).alone for _ in range(3)] == [False, False, True]
@@ -349,7 +347,7 @@ class TestADiskThatFails:
         assert b.sweep.entries[0].state == "waiting"
         assert ["interrupt", 0, 1, "no space left"] in b.ledger.read("history")
 
-    def test_that_it_was_the_disk_is_no_sign_that_the_trial_comes_on(self, tmp_path):
+    def test_that_it_was_the_disk_is_no_sign_of_progress(self, tmp_path):
         b, now = bench(tmp_path, {"space": {"optimizer.lr": [1e-1]}}, retries=0), [0.0]
         b.clock = lambda: now[0]
         pauses = []
@@ -400,7 +398,7 @@ class TestANodeWithoutMemory:
         assert b.sweep.next_job().attempt == 2
         assert b.sweep.notices() == []
 
-    def test_a_trial_that_never_gets_on_fails_after_half_an_hour_with_the_reason(self, tmp_path):
+    def test_a_trial_that_never_gets_on_fails_after_half_an_hour(self, tmp_path):
         b, now = self.bench(tmp_path)
         pauses = [self.lose(b, now) for _ in range(MOST_SHORTAGES)]
         assert pauses[:7] == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
@@ -420,7 +418,7 @@ class TestANodeWithoutMemory:
 
 
 class TestANodeThatIsNotFit:
-    def test_its_trials_go_elsewhere_and_it_is_tried_again_later_and_later(self, tmp_path):
+    def test_its_trials_go_elsewhere_and_it_is_retried_ever_later(self, tmp_path):
         b, now = bench(tmp_path, {"space": {"optimizer.lr": [1e-1]}}, retries=0), [0.0]
         b.clock, b.find_nodes = lambda: now[0], lambda: {"bad", "good"}
         job = b.sweep.next_job()
@@ -440,7 +438,7 @@ class TestANodeThatIsNotFit:
         assert reasons == [f"{words} (the node is left out for a while)"] * 3
 
     @pytest.mark.parametrize(("nodes", "bad"), [(1, 1), (2, 2), (9, 3)])
-    def test_without_an_elsewhere_or_after_a_few_nodes_everything_waits(self, tmp_path, nodes, bad):
+    def test_with_no_elsewhere_or_after_a_few_nodes_all_waits(self, tmp_path, nodes, bad):
         b, now = bench(tmp_path, {"space": {"optimizer.lr": [1e-1, 1e-2]}}, retries=0), [0.0]
         there = {f"n{number}" for number in range(1, nodes + 1)}
         b.clock, b.find_nodes = lambda: now[0], lambda: there
@@ -455,7 +453,7 @@ class TestANodeThatIsNotFit:
         now[0] = 15.0
         assert b.sweep.next_job() is not None
 
-    def test_a_node_whose_store_fails_is_left_out_and_named_where_there_is_another(self, tmp_path):
+    def test_a_node_whose_store_fails_is_named_and_left_out(self, tmp_path):
         b, now = bench(tmp_path, {"space": {"optimizer.lr": [1e-1]}}, retries=0), [0.0]
         b.clock, b.find_nodes = lambda: now[0], lambda: {"n1", "n2"}
         job, words = b.sweep.next_job(), "node node7: cannot read the store"
@@ -499,7 +497,7 @@ class TestANodeThatIsNotFit:
         assert [notice.node for notice in b.sweep.notices()] == ["node7"]
 
     @pytest.mark.parametrize("by", ["process", "engine"])
-    def test_who_lost_a_process_keeps_away_from_a_node_that_does_not_answer(self, tmp_path, by):
+    def test_who_lost_a_process_avoids_a_node_that_is_silent(self, tmp_path, by):
         there, now = {"dead", "good"}, [0.0]
         b = Bench(
             tmp_path,
@@ -555,7 +553,7 @@ def test_a_search_that_learns_nothing_has_no_trials_in_optuna(tmp_path, method):
 
 class TestANewDriver:
     @pytest.mark.parametrize("method", ["grid", "random", "tpe"])
-    def test_it_takes_up_first_what_is_unfinished_with_the_next_attempt(self, tmp_path, method):
+    def test_it_takes_up_what_is_unfinished_with_the_next_attempt(self, tmp_path, method):
         space = {"optimizer.lr": [1e-1, 1e-2, 1e-3, 1e-4]}
         b = bench(tmp_path, {"method": method, "trials": 4, "space": space})
         b.run(most=1)
@@ -627,7 +625,7 @@ class TestANewDriver:
         assert all(each is axes[0] for each in axes)
 
     @pytest.mark.parametrize(("method", "most"), [("random", 250), ("tpe", 900)])
-    def test_it_keeps_less_than_a_kilobyte_of_a_trial_that_has_ended(self, tmp_path, method, most):
+    def test_it_keeps_under_a_kilobyte_of_a_trial_that_has_ended(self, tmp_path, method, most):
         axes = {"optimizer.lr": LR, "optimizer.weight_decay": {"low": 0.0, "high": 0.5}}
         b = bench(tmp_path, {"method": method, "space": axes, "trials": 200})
         b.run(most=100)
@@ -649,7 +647,7 @@ class TestLostProcesses:
         search = {"method": "grid", "space": {"optimizer.lr": [0.1]}}
         return bench(tmp_path, search, retries=retries)
 
-    def test_the_trial_is_handed_out_again_although_the_search_was_over(self, tmp_path):
+    def test_the_trial_is_handed_out_again_after_the_searchs_end(self, tmp_path):
         b = self.one(tmp_path, retries=3)
         first = b.ask()
         b.sweep.begin(0, 1)
@@ -701,7 +699,7 @@ class TestLostProcesses:
 
 class TestResults:
     @pytest.mark.parametrize(("metric", "best"), [("cross_entropy", 1), ("accuracy", 2)])
-    def test_the_best_trial_is_the_completed_one_with_the_best_value(self, tmp_path, metric, best):
+    def test_the_best_trial_is_the_completed_with_the_best_value(self, tmp_path, metric, best):
         search = {"method": "grid", "space": {"optimizer.lr": [0.1, 0.2, 0.3, 0.4, 0.5]}}
         b = bench(tmp_path, search, objective={"metric": metric})
         ends = [("completed", 0.5), ("completed", 0.3), ("completed", 0.9)]
@@ -712,9 +710,7 @@ class TestResults:
             b.sweep.end(number, outcome, Result(value=value, step=20))
         assert b.sweep.best().number == best
 
-    def test_a_trial_that_has_begun_goes_on_although_its_result_stands_elsewhere_by_now(
-        self, tmp_path
-    ):
+    def test_a_begun_trial_goes_on_although_its_result_stands(self, tmp_path):
         b = bench(tmp_path, {"method": "grid", "space": {"optimizer.lr": [1e-2]}})
         name = b.ask().entry.config_hash
         b.sweep.begin(0, 1)
@@ -781,7 +777,7 @@ class TestTakenUpAgain:
         values = [entry.result.value for entry in bench.ledger.load()]
         assert values == [0.5, 0.25, 0.5, 0.25, 0.25, 0.25]
 
-    def test_its_process_goes_on_after_the_last_rung_that_was_reported(self, bench):
+    def test_its_process_goes_on_after_the_last_reported_rung(self, bench):
         bench.ledger.take_up(failed=True)
         bench.start()
         order = bench.next_order()
@@ -812,7 +808,7 @@ class TestTakenUpAgain:
         assert bench.ends()
         assert [entry.result.value for entry in bench.ledger.load()] == first + more
 
-    def test_a_longer_budget_trains_on_and_optuna_learns_the_new_values(self, tmp_path):
+    def test_a_longer_budget_trains_on_and_optuna_learns_of_it(self, tmp_path):
         search = {"method": "tpe", "trials": 3, "space": {"optimizer.lr": {"low": 0.1, "high": 1}}}
         bench = Bench(tmp_path, spec(search))
         bench.run(lambda params: 0.5)
@@ -862,9 +858,7 @@ class TestWhereATrialRuns:
 
 
 @pytest.mark.parametrize(("scheduler", "go_on"), [("none", True), ("asha", False)])
-def test_seeds_go_on_beside_one_that_diverged_unless_a_scheduler_stops_trials(
-    tmp_path, scheduler, go_on
-):
+def test_seeds_go_on_beside_a_diverged_one_without_a_scheduler(tmp_path, scheduler, go_on):
     content = spec({"method": "grid", "space": {}}, scheduler={"name": scheduler})
     order = Bench(tmp_path, content).next_order()
     assert order.seeds_go_on is go_on

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.waiting import wait_until
 from orders import make_order
 from sweeps import SCORNN
-from waiting import wait_until
 
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.tasks import TASKS
@@ -66,7 +66,7 @@ def publish(store: Store, data_root: Path, experiment: str = "e1") -> str:
     return corpora.publish(store, files, data_root, corpora.name_user(experiment))
 
 
-def test_what_is_fetched_is_what_was_put_there_and_it_is_put_there_once(store, data_root, tmp_path):
+def test_what_is_fetched_is_what_was_put_there_and_put_once(store, data_root, tmp_path):
     archive = publish(store, data_root)
     stored = Path(store.place) / corpora.FOLDER / archive
     written = stored.stat().st_mtime_ns
@@ -94,7 +94,7 @@ def test_all_processes_of_a_node_fetch_once(store, data_root, tmp_path, monkeypa
     assert reads == [f"{corpora.FOLDER}/{archive}"]
 
 
-def test_one_that_died_while_it_fetched_leaves_nothing_that_counts(store, data_root, tmp_path):
+def test_one_that_died_while_it_fetched_leaves_nothing(store, data_root, tmp_path):
     archive = publish(store, data_root)
     half = tmp_path / "node" / f"{archive.removesuffix('.tar')}.part"
     half.mkdir(parents=True)
@@ -105,9 +105,7 @@ def test_one_that_died_while_it_fetched_leaves_nothing_that_counts(store, data_r
 
 
 @pytest.mark.parametrize("kind", ["damaged", "gone"])
-def test_an_archive_that_is_not_what_its_name_says_is_refused_with_words(
-    store, data_root, tmp_path, kind
-):
+def test_an_archive_that_is_not_as_its_name_says_is_refused(store, data_root, tmp_path, kind):
     archive = publish(store, data_root)
     stored = Path(store.place) / corpora.FOLDER / archive
     stored.unlink()

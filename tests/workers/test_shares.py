@@ -43,7 +43,7 @@ def test_a_trial_alone_needs_all_that_it_asks_for():
 
 @pytest.mark.parametrize("lanes", [1, 2, 3, 4, 7, 8, 16, 32, 100, 512])
 @pytest.mark.parametrize("replicates", [1, 3, 40])
-def test_the_trials_of_an_engine_fit_on_its_device_with_some_to_spare(lanes, replicates):
+def test_an_engines_trials_fit_on_its_device_with_room_to_spare(lanes, replicates):
     found = share(replicates, lanes, cpus=1, gpus=1)
     training = max(1, lanes // replicates)
     assert found.trials == count_members(lanes, replicates) > training

@@ -35,7 +35,7 @@ def test_lanes_are_doubled_until_they_gain_too_little():
     assert [m.lanes for m in choice.measurements] == [1, 2, 4, 8, 16, 32, 64]
 
 
-def test_the_memory_is_filled_to_four_fifths_and_never_tried_beyond():
+def test_the_memory_is_filled_to_four_fifths_never_beyond():
     choice = decide(measuring(lambda lanes: 1.0, bytes_a_lane=10, base=100), 1000)
     assert choice.lanes == 64
     assert choice.why == "the memory holds 70 lanes"
@@ -62,7 +62,7 @@ def test_a_number_between_that_fills_the_device_is_found():
     assert not {6, 52} & set(lanes), "far from the best doubled number"
 
 
-def test_numbers_that_fill_the_device_are_not_tried_beyond_memory_or_what_is_asked_for():
+def test_numbers_that_fill_the_device_are_not_tried_beyond():
     measure = measuring(lambda lanes: 1.0, bytes_a_lane=10, base=100)
     choice = decide(measure, 1000, full=[66, 90])
     assert [m.lanes for m in choice.measurements][-2:] == [64, 66]
@@ -70,7 +70,7 @@ def test_numbers_that_fill_the_device_are_not_tried_beyond_memory_or_what_is_ask
     assert decide(measure, None, most=64, full=[65]).measurements[-1].lanes == 64
 
 
-def test_an_error_of_another_kind_is_not_taken_for_a_full_memory():
+def test_an_error_of_another_kind_is_no_full_memory():
     def measure(lanes):
         raise RuntimeError("a bug")
 
@@ -86,7 +86,7 @@ def test_on_a_cpu_lanes_have_to_gain_over_a_training_alone(alone, lanes):
     assert choice.measurements[0].lanes == 0
 
 
-def test_the_choice_is_measured_once_and_kept_for_device_shape_and_code(tmp_path, monkeypatch):
+def test_the_choice_is_kept_for_device_shape_and_code(tmp_path, monkeypatch):
     monkeypatch.setattr(sizing, "ROUND_SECONDS", 0.01)
     config = TrialConfig.from_dict(CONTENT)
     choice = choose_lanes(config, "cpu", folder=tmp_path / "sizes", most=2)

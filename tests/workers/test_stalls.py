@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from engines import Clock
+from helpers.waiting import wait_until
 from orders import make_order
 from ray.tune.experiment import Trial
 from sweeps import Bench, spec
-from waiting import wait_until
 
 from eigensweep.results.ranking import RANKED
 from eigensweep.workers.driver.searcher import LIVE, Recorder
@@ -60,7 +60,7 @@ class Scene:
         return found
 
 
-def test_a_trial_without_commits_is_stalled_after_its_patience_and_named_once():
+def test_a_trial_without_commits_is_stalled_and_named_once():
     scene = Scene(limit=100)
     scene.wait(20)
     scene.commit(step=40)
@@ -79,7 +79,7 @@ def test_a_trial_that_commits_goes_on_for_ever():
         assert not scene.wait(90)
 
 
-def test_the_default_is_half_an_hour_or_ten_times_the_trials_own_longest_pause():
+def test_the_default_is_half_an_hour_or_ten_longest_pauses():
     scene = Scene(limit=None)
     scene.wait(50)
     slow = 2 * STALL_SECONDS / OWN_PACE
@@ -90,7 +90,7 @@ def test_the_default_is_half_an_hour_or_ten_times_the_trials_own_longest_pause()
     assert len(scene.wait(STALL_SECONDS)) == 1
 
 
-def test_a_process_that_starts_has_ten_minutes_whatever_the_limit():
+def test_a_process_that_starts_has_ten_minutes_at_any_limit():
     scene = Scene(limit=1)
     scene.progress = Progress(0, 0, -1)
     assert not scene.wait(START_SECONDS - 5)
@@ -198,7 +198,7 @@ Attempt(Order.from_dict(json.loads(sys.argv[1])), "cpu").advance()
 """
 
 
-def test_a_process_that_hangs_in_native_code_is_found_by_what_it_does_not_commit(tmp_path):
+def test_a_process_that_hangs_in_native_code_is_found(tmp_path):
     job = Bench(tmp_path, spec({"space": {"optimizer.lr": [0.1]}})).ask()
     assert job is not None
     store, model = Store(tmp_path / "store"), {"name": "toy_hang", "hidden_size": 4, "hangs": True}

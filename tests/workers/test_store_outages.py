@@ -14,9 +14,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import s3
 from engines import Clock
 from file_ledger import FileLedger
+from helpers import s3
 from s3fs import S3FileSystem
 from sweeps import spec
 
@@ -136,9 +136,7 @@ class TestADriver:
 
 
 class TestATrial:
-    def test_that_was_begun_before_is_lost_by_the_store_and_goes_on_from_its_last_commit(
-        self, driver, outage
-    ):
+    def test_that_was_begun_is_lost_and_goes_on_from_its_commit(self, driver, outage):
         order = driver.next_order()
         runner = Runner(order.to_dict())
         assert json.loads(runner.train()[REPORT])["step"] == 5
@@ -198,7 +196,7 @@ class TestMissingKeys:
 
 
 class TestTheWatch:
-    def test_asks_less_and_less_often_and_at_once_when_the_store_is_back(self):
+    def test_asks_ever_less_often_and_at_once_when_it_is_back(self):
         clock = Clock()
         watch, pauses = StoreWatch("e1", clock), []
         for _ in range(8):

@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import s3
-from waiting import wait_until
+from helpers import s3
+from helpers.waiting import wait_until
 
 
 @pytest.mark.slow
-def test_a_node_without_keys_is_named_and_a_shared_folder_is_tried_alike(tmp_path: Path) -> None:
+def test_a_node_without_keys_is_named_a_shared_folder_tried(tmp_path: Path) -> None:
     import ray
 
     from eigensweep.workers.cluster.ray_cluster import RayCluster

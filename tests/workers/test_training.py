@@ -35,7 +35,7 @@ def _toys(monkeypatch):
     monkeypatch.setitem(TASKS, "text", Text)
 
 
-def test_the_time_of_a_step_is_the_processors_and_not_that_of_a_sleep():
+def test_the_time_of_a_step_is_the_processors_not_a_sleeps():
     training = Training(trial(training={"steps": 20}), 0)
     take_step = training.take_step
 
@@ -108,7 +108,7 @@ class TestGoingOn:
         assert to_exact(longer.result()) == to_exact(whole.result())
         assert to_exact(longer.state_dict()["model"]) == to_exact(whole.state_dict()["model"])
 
-    def test_the_end_of_a_shorter_budget_is_forgotten_where_it_was_no_regular_evaluation(self):
+    def test_a_shorter_budgets_irregular_end_is_forgotten(self):
         curve = {10: 3.0, 15: 1.0, 20: 2.0}
         short = train_toy(trial(task={"curve": curve}, training={"steps": 15}))
         assert short.result().best_step == 15
@@ -146,7 +146,7 @@ class TestGoingOn:
         with pytest.raises(ValueError, match="at step 8 of a budget longer than 8"):
             Training(trial(training={"steps": 8}), 0).load_state_dict(state)
 
-    def test_points_keep_their_times_through_a_checkpoint_and_come_once(self):
+    def test_points_keep_their_times_in_a_checkpoint_and_come_once(self):
         config = trial()
         first = train_toy(config, until=20)
         second = reload(first, config)
@@ -154,7 +154,7 @@ class TestGoingOn:
         second.run()
         assert [p.step for p in second.drain()] == [24, 28, 30, 32, 36, 40]
 
-    def test_a_state_does_not_change_when_the_training_that_gave_or_took_it_goes_on(self):
+    def test_a_state_stays_when_the_training_beside_it_goes_on(self):
         training = train_toy(trial(), until=8)
         state = training.state_dict()
         before = to_exact(state)
@@ -194,7 +194,7 @@ class TestStepping:
         train_toy(trial())
         assert torch.equal(torch.get_rng_state(), before)
 
-    def test_a_model_is_told_each_groups_learning_rate_after_every_update(self):
+    def test_a_model_is_told_each_groups_rate_after_every_update(self):
         training = train_toy(trial(optimizer={"lr": 0.01, "lr_orth": 0.2}))
         assert training.model.rates == {"orth": 0.2, "main": 0.01}
         assert training.model.updates == 40
@@ -213,13 +213,13 @@ class TestStepping:
         assert set(points[20]) == set(points[22]) == in_training | evaluated
         assert points[10]["baseline"] == 5.0
 
-    def test_the_training_loss_of_a_point_is_the_mean_since_the_last_one(self):
+    def test_a_points_training_loss_is_the_mean_since_the_last(self):
         each = train_toy(trial(training={"log_every": 1, "steps": 8})).drain()[1:]
         losses = [p.metrics["train/error"] for p in each]
         means = [p.metrics["train/error"] for p in train_toy(trial(), until=8).drain()[1:]]
         assert means == pytest.approx([sum(losses[:4]) / 4, sum(losses[4:]) / 4], rel=1e-12)
 
-    def test_a_checkpoint_is_asked_for_after_evaluations_and_when_time_has_passed(self):
+    def test_a_checkpoint_is_asked_for_after_evaluations_and_time(self):
         steps = []
         training = Training(trial(training={"steps": 25}), 0)
         training.run(commit=lambda: steps.append(training.step))
@@ -239,7 +239,7 @@ class TestCarriedState:
         at_once = evaluate(network, Text(TextConfig(piece=20)), "valid")
         assert in_pieces == pytest.approx(at_once, rel=1e-5)
 
-    def test_rows_that_begin_anew_drop_their_state_and_the_others_keep_it(self):
+    def test_rows_that_begin_anew_drop_their_state_others_keep_it(self):
         model = network_of({"name": "lstm"})
         state = (torch.ones(3, 2), torch.full((3, 2), 2.0))
         h, c = carry_into(model, torch.tensor([False, True, False]), state)
@@ -249,7 +249,7 @@ class TestCarriedState:
         assert carry_into(model, None, state) is None
 
     @pytest.mark.parametrize("model", [{"name": "ornn", "reflections": 2}, {"name": "urnn"}])
-    def test_rows_that_begin_anew_begin_where_the_model_was_trained_to(self, model):
+    def test_rows_that_begin_anew_begin_where_the_model_trained_to(self, model):
         network = network_of(model)
         first = network.initial_state(torch.zeros(1, 1))[0]
         state = torch.full((2, 2), 7).to(first)
@@ -276,7 +276,7 @@ class TestSelection:
         assert (result.value, result.best_step) == (step, step)
         assert result.baseline is None
 
-    def test_test_data_is_scored_once_with_the_weights_of_the_selected_point(self, monkeypatch):
+    def test_test_data_is_scored_once_with_the_selected_weights(self, monkeypatch):
         splits = []
         evaluation = Lines.evaluation
         monkeypatch.setattr(
@@ -291,13 +291,13 @@ class TestSelection:
         assert training.model.updates == 40
         assert selected_weights(training.state_dict())["updates"] == 20
 
-    def test_training_stops_after_so_many_evaluations_without_a_new_best(self):
+    def test_training_stops_after_evaluations_without_a_new_best(self):
         curve = {10: 5.0, 20: 6.0, 30: 4.0, 40: 4.0, 50: 4.5, 60: 1.0}
         training = train_toy(trial(task={"curve": curve}, training={"steps": 90, "patience": 2}))
         assert (training.outcome, training.step) == ("completed", 50)
         assert training.result().best_step == 30
 
-    def test_the_unscheduled_evaluation_at_a_budgets_end_uses_up_no_patience(self):
+    def test_the_unscheduled_last_evaluation_uses_no_patience(self):
         curve = {10: 3.0, 20: 4.0, 25: 5.0, 30: 2.0, 40: 3.0, 50: 4.0}
         task, training = {"curve": curve}, {"steps": 25, "patience": 2}
         short = train_toy(trial(task=task, training=training))
@@ -309,7 +309,7 @@ class TestSelection:
         assert (longer.step, longer.result().best_step) == (50, 30)
         assert to_exact(longer.result()) == to_exact(whole.result())
 
-    def test_the_unscheduled_evaluation_at_a_budgets_end_is_no_step_towards_divergence(self):
+    def test_the_unscheduled_last_evaluation_counts_no_divergence(self):
         rule = {"factor": 2, "evaluations": 2}
         curve = {0: 4.0, 20: 20.0, 25: 20.0}
         ended = train_toy(trial(task={"curve": curve}, training={"steps": 25}, divergence=rule))
@@ -325,7 +325,7 @@ class TestSelection:
 
 class TestDivergence:
     @pytest.mark.parametrize("bad_gradient", [False, True])
-    def test_a_step_that_is_not_finite_ends_it_with_the_parameters_untouched(self, bad_gradient):
+    def test_a_step_that_is_not_finite_leaves_the_parameters(self, bad_gradient):
         bad = train_toy(trial(task={"bad_step": 26, "bad_gradient": bad_gradient}))
         assert (bad.outcome, bad.step) == ("diverged", 26)
         good = train_toy(trial(), until=26)
@@ -358,7 +358,7 @@ class TestDivergence:
             ({0: 4.0, 10: 501.0, 20: 501.0, 30: 501.0}, ("diverged", 30)),
         ],
     )
-    def test_a_loss_far_above_baseline_and_first_value_ends_it_in_the_end(self, curve, end):
+    def test_a_loss_far_above_baseline_and_start_ends_it_at_last(self, curve, end):
         training = train_toy(trial(task={"curve": {0: 4.0} | curve}, training={"steps": 50}))
         assert (training.outcome, training.step) == end
 
@@ -373,7 +373,7 @@ class TestDivergence:
         longer = reload(train_toy(trial(task=task)), trial(task=task, training={"steps": 80}))
         assert longer.outcome == "diverged"
 
-    def test_diverging_just_after_a_shorter_budget_adds_no_second_point_to_its_last_step(self):
+    def test_diverging_after_a_shorter_budget_adds_no_second_point(self):
         task = {"bad_step": 37}
         short = train_toy(trial(task=task, training={"steps": 37}))
         longer = reload(short, trial(task=task))
@@ -446,7 +446,7 @@ class TestReplicates:
         assert to_exact(result.replicates) == to_exact(train(content).replicates)
 
     @pytest.mark.slow  # test_checkpoints.py kills at random moments, without a training
-    def test_a_process_killed_at_random_moments_changes_nothing_in_the_end(self, tmp_path):
+    def test_a_process_killed_at_random_changes_nothing_in_the_end(self, tmp_path):
         content = {
             "task": {"name": "copying", **SMALL_TASKS["copying"]},
             "model": {"name": "enrnn", **MODEL_SIZES["enrnn"]},
@@ -485,7 +485,7 @@ class TestOnAGpu:
         set_up_gpu.cache_clear()
         torch.set_float32_matmul_precision(before)
 
-    def test_products_are_in_float32_and_factors_by_a_library_that_graphs_allow(self, chosen):
+    def test_products_are_in_float32_and_factors_suit_graphs(self, chosen):
         Training(trial(), 0, device="meta")
         assert torch.get_float32_matmul_precision() == "highest"
         assert chosen == ["cusolver"]

@@ -33,7 +33,7 @@ def trial(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS])
-def test_a_disk_that_fails_loses_the_attempt_and_is_not_the_trials_fault(trial, tmp_path, code):
+def test_a_disk_that_fails_loses_the_attempt_not_the_trial(trial, tmp_path, code):
     cause = OSError(code, "the disk fails")
     error = storage_error("write", tmp_path / "head.json", cause)
     error.__cause__ = cause
@@ -45,9 +45,7 @@ def test_a_disk_that_fails_loses_the_attempt_and_is_not_the_trials_fault(trial, 
     assert report["lost"] == f"node {platform.node()}: {words}"
 
 
-def test_a_store_that_may_not_be_read_is_the_disks_fault_and_a_file_of_others_is_not(
-    trial, tmp_path
-):
+def test_an_unreadable_store_is_the_disks_fault_a_file_is_not(trial, tmp_path):
     cause = PermissionError(errno.EACCES, "Permission denied")
     error = storage_error("read", tmp_path / "head.json", cause)
     error.__cause__ = cause
@@ -56,7 +54,7 @@ def test_a_store_that_may_not_be_read_is_the_disks_fault_and_a_file_of_others_is
 
 
 @pytest.mark.parametrize("kind", [ForeignCodeError, CorpusMissingError])
-def test_a_node_with_other_code_or_without_a_corpus_loses_the_attempt_and_is_named(trial, kind):
+def test_a_node_with_other_code_or_no_corpus_is_named(trial, kind):
     report = trial(kind("not what the driver has"))[REPORT]
     assert (report["outcome"], report["lost_by"]) == (None, "node")
     assert report["lost"] == f"node {platform.node()}: not what the driver has"

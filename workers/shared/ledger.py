@@ -282,7 +282,7 @@ class Ledger(Protocol):
     def find_part(self, config_hash: str, seed: int, steps: int) -> Finished | None:
         """Return the result of the same configuration, first seed and budget with most seeds.
 
-        It is `completed`, or was taken up from a file of results and has diverged.
+        It is `completed`, or some seeds have diverged and all others came to their end.
         """
 
     def find_shorter(

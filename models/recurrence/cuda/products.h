@@ -4,6 +4,8 @@
 #pragma once
 #include "blocks.h"
 
+constexpr int MOST_SUMS = 56;  // of a thread; more and its part of the matrix exceed its registers
+
 __device__ constexpr int up(int number, int step) { return (number + step - 1) / step; }
 __device__ constexpr int held(int outputs, int inputs, int slices) {
     return up(outputs, THREADS / slices) * up(inputs, 4 * slices) * 4;
@@ -11,7 +13,9 @@ __device__ constexpr int held(int outputs, int inputs, int slices) {
 __device__ constexpr int best_slices(int outputs, int inputs) {
     int best = 8;
     for (int slices = 16; slices <= 32; slices *= 2)
-        if (held(outputs, inputs, slices) < held(outputs, inputs, best)) best = slices;
+        if (held(outputs, inputs, slices) < held(outputs, inputs, best) &&
+            ROWS * up(outputs, THREADS / slices) <= MOST_SUMS)
+            best = slices;
     return best;
 }
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from grids import CHECKPOINT_SECONDS, Grid
+from helpers.grids import CHECKPOINT_SECONDS, Grid
 
 PAUSE = 0.25
 """Seconds between two looks: so exact are the times."""

@@ -31,10 +31,10 @@ from typing import Any
 import psutil
 import pytest
 import yaml
-from networks import Network, can_make_networks, make_network
-from waiting import wait_until
+from helpers.networks import Network, can_make_networks, make_network
+from helpers.waiting import wait_until
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docker-compose.yml").read_text()
 SECRETS = {
     *("POSTGRES_PASSWORD", "RAY_AUTH_TOKEN", "EIGENSWEEP_TOKEN", "EIGENSWEEP_MLFLOW_TOKEN"),

@@ -6,7 +6,7 @@ import struct
 from dataclasses import replace
 
 import numpy as np
-from recordings import voices
+from helpers.recordings import voices
 
 from eigensweep.tasks import cifar, mnist, pixel_cifar, pixel_mnist, treebank
 from eigensweep.tasks.corpus import Form

@@ -1,7 +1,7 @@
 """What Helm makes of deploy/helm, kept in tests/helm so that tests need no Helm.
 
-`python tests/charts.py` renders anew, with the `helm` on PATH. Each file begins with a digest of
-the chart and of its values, which a test compares.
+`python tests/helpers/charts.py` renders anew, with the `helm` on PATH. Each file begins with a
+digest of the chart and of its values, which a test compares.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy" / "helm"
 KEPT = ROOT / "tests" / "helm"
 CASES = ("default", "outer", "objectstore", "placed")
 RANDOM = re.compile(r'^(  [a-z-]+-(?:token|password): )"[A-Za-z0-9+/=]+"$', re.MULTILINE)
-HEAD = "# Made by `python tests/charts.py`. Digest of the chart and its values: "
+HEAD = "# Made by `python tests/helpers/charts.py`. Digest of the chart and its values: "
 
 
 def digest(case: str) -> str:

@@ -4,6 +4,7 @@ import ctypes
 import subprocess
 from pathlib import Path
 
+HERE = Path(__file__).parents[1] / "models"
 PROGRAM = """
 #include "cuda_on_cpu.h"
 #include "{source}"
@@ -24,7 +25,7 @@ def compile_for_cpu(source, definitions, parameters, types, folder):
     program.write_text(
         PROGRAM.format(source=source.name, parameters=parameters, kernel=source.stem, names=names)
     )
-    folders = (f"-I{Path(__file__).parent}", f"-I{source.parent}")
+    folders = (f"-I{HERE}", f"-I{source.parent}")
     defines = [f"-D{name}={value}" for name, value in definitions]
     options = ("-std=c++17", "-O1", "-fPIC", "-shared", "-w")
     command = ["g++", *options, *folders, *defines, str(program), "-o", str(library)]

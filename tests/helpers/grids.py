@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from helpers.waiting import wait_until
 from mlflow import MlflowClient
 from sqlalchemy import select
-from waiting import wait_until
 
 from eigensweep.service.record import database
 from eigensweep.service.record.tables import EventRow

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
-from waiting import wait_until
+from helpers.waiting import wait_until
 
 
 class PostgresqlServer:

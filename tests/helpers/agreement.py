@@ -3,7 +3,7 @@
 from contextlib import contextmanager
 
 import torch
-from compilers import need_libraries
+from helpers.compilers import need_libraries
 
 SIZES = {  # τ, B, n, m, p
     "odd": (9, 5, 19, 4, 3),
