@@ -141,7 +141,7 @@ def take_up(
     experiment: str, spec: ExperimentSpec, ledger: RecordLedger, options: DriverOptions
 ) -> dict[str, float]:
     """Return what it takes a new driver to take up an experiment, before it trains anything."""
-    ledger.standing()  # opens the database
+    ledger.resume_state()  # opens the database
     options = replace(options, mlflow_uri=None)
     memory, began = private_bytes() or 0, time.process_time()
     driver = ExperimentDriver(experiment, spec, ledger, options)

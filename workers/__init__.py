@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from eigensweep.workers.shared.curves import CurvePoint as CurvePoint
     from eigensweep.workers.shared.durable_files import StorageError as StorageError
     from eigensweep.workers.shared.durable_files import write_whole as write_whole
-    from eigensweep.workers.shared.heads import StaleAttemptError as StaleAttemptError
+    from eigensweep.workers.shared.head import StaleAttemptError as StaleAttemptError
     from eigensweep.workers.shared.ledger import Finished as Finished
     from eigensweep.workers.shared.ledger import Ledger as Ledger
     from eigensweep.workers.shared.ledger import StaleWriteError as StaleWriteError
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _HOME = {
     "CurvePoint": "shared.curves",
     "Snapshot": "shared.checkpoints",
-    "StaleAttemptError": "shared.heads",
+    "StaleAttemptError": "shared.head",
     "Store": "shared.checkpoints",
     "ClusterError": "cluster.ray_cluster",
     "DriverHandle": "cluster.ray_cluster",

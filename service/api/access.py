@@ -23,9 +23,9 @@ from eigensweep.service.api import sessions, writers
 from eigensweep.service.api.callers import READING, Caller
 from eigensweep.service.api.errors import answer_error, problem
 from eigensweep.service.api.identity import Identity, UnknownCallerError
-from eigensweep.service.api.next_answer import NextAnswer
 from eigensweep.service.api.page_headers import asks_for_page
 from eigensweep.service.api.rates import Rates
+from eigensweep.service.api.single_flight import SingleFlight
 from eigensweep.service.api.writers import BusyError
 from eigensweep.service.record.audit import Audit
 from eigensweep.workers.shared.durable_files import StorageError
@@ -57,7 +57,7 @@ class Access:
     ) -> None:
         self._app = app
         self._identity = identity
-        self._is_open = NextAnswer(identity.is_open)
+        self._is_open = SingleFlight(identity.is_open)
         self._sessions = session_keeper
         self._rates = rates
         self._audit = audit

@@ -23,7 +23,6 @@ from eigensweep.service.api.identity import Identity
 from eigensweep.service.api.latencies import Latencies, RequestSpans
 from eigensweep.service.api.limits import BodyLimits
 from eigensweep.service.api.mlflow_proxy import MlflowProxy
-from eigensweep.service.api.next_answer import NextAnswer
 from eigensweep.service.api.page_headers import SafeHeaders
 from eigensweep.service.api.pages.routes import add_pages, answer_http_error
 from eigensweep.service.api.parts import Queue, Service
@@ -48,6 +47,7 @@ from eigensweep.service.api.routes import (
 )
 from eigensweep.service.api.schemas import Views
 from eigensweep.service.api.sessions import Sessions
+from eigensweep.service.api.single_flight import SingleFlight
 from eigensweep.service.api.tailer import Tailer
 from eigensweep.service.api.transfer import Compression, Validators
 from eigensweep.service.record.accounts import Accounts
@@ -115,7 +115,7 @@ def create_app(
     )
     describe = app.openapi
     app.openapi = lambda: _add_examples(describe())  # type: ignore[method-assign]
-    jobs, people = Jobs(record.url), Accounts(record.url)
+    jobs, people = Jobs(record.url, record.fence), Accounts(record.url)
     keeper = Sessions(settings.home / "sessions.json")
     app.state.settings = settings
     app.state.service = Service(
@@ -141,7 +141,7 @@ def create_app(
         disk_use=DiskUse(settings),
         store=StoreProbe(settings.storage_folder),
     )
-    app.state.readiness = NextAnswer(partial(health.look, app.state.service))
+    app.state.readiness = SingleFlight(partial(health.look, app.state.service))
     app.state.metrics = metrics.make_registry(app.state.service, read_version())
     if mlflow is not None and mlflow.token is not None:
         app.mount(mlflow_proxy.PLACE, MlflowProxy(mlflow, record))

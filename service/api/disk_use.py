@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from eigensweep.service.api.remembered import Remembered
+from eigensweep.service.api.timed_cache import TimedCache
 from eigensweep.service.settings import Settings
 from eigensweep.workers.shared.disk_use import StoreUse, measure, measure_store
 
@@ -25,7 +25,7 @@ class Measured:
     experiments: dict[str, StoreUse]
 
 
-class DiskUse(Remembered[Measured]):
+class DiskUse(TimedCache[Measured]):
     """The bytes of each part of the home folder, and of each experiment."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:

@@ -44,7 +44,7 @@ def _count(record: Record, spec: ExperimentSpec, space: Space, place: str, id: s
             got=id,
         )
     reasons: Counter[str] = Counter()
-    for _, entry in load_earlier(record.url, [id], patience=0):
+    for _, entry in load_earlier(record, [id]):
         found = find_point(spec, space, entry.params, entry.config, entry.config_hash)
         reasons["" if isinstance(found, Point) else found] += 1
     count = reasons.pop("", 0)

@@ -295,7 +295,7 @@ def _begin(leadership: Leadership, about: LeaderJson) -> None:
 
     leadership.begin(about)
     state_files.take_over(leadership.url, Path(about["home"]))
-    Jobs(leadership.url).requeue("analysis")
+    Jobs(leadership.url, leadership.require).requeue("analysis")
 
 
 def _compare_with_leader(leadership: Leadership, about: LeaderJson) -> None:

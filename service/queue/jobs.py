@@ -17,6 +17,7 @@ from typing import ClassVar, Final
 from sqlalchemy.exc import SQLAlchemyError
 
 from eigensweep.service.queue.children import ChildRunner, StoppedError
+from eigensweep.service.record.errors import NotLeadingError
 from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.tables import JobKind, JobRow
 from eigensweep.service.settings import Mlflow
@@ -67,6 +68,7 @@ class Handler:
             NotDoneError: if it is to be tried again after a pause, or given up.
             StoppedError: if the service stops meanwhile.
             SQLAlchemyError, OSError, StorageError: if the database or the disk does not work.
+            NotLeadingError: if another service leads by now, which does the job again.
         """
         raise NotImplementedError
 
@@ -116,7 +118,7 @@ class JobRunner:
             return
         except NotDoneError as error:
             self._put_off(handler, job, str(error), isinstance(error, NeverError))
-        except (SQLAlchemyError, OSError, StorageError):
+        except (SQLAlchemyError, OSError, StorageError, NotLeadingError):
             raise  # no job's fault
         except Exception:  # a bug fails the job that met it, and no other
             self._put_off(handler, job, traceback.format_exc())
@@ -136,6 +138,9 @@ class JobRunner:
             try:
                 self.tick(handler)
                 pause = LOOK_SECONDS
+            except NotLeadingError as error:
+                logger.warning("jobs are left to the leader kind=%s: %s", handler.kind, error)
+                return
             except (SQLAlchemyError, OSError, StorageError) as error:
                 logger.warning("jobs wait kind=%s error=%s: %s", handler.kind, type(error), error)
                 pause = PAUSE_SECONDS

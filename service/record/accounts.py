@@ -113,11 +113,8 @@ def digest_token(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-class Accounts:
+class Accounts(database.AtDatabase):
     """Users and tokens in the record at a database URL."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
 
     @database.transaction
     def create_user(self, session: Session, name: str, quotas: Quotas | None = None) -> UserNow:
@@ -135,15 +132,10 @@ class Accounts:
         _set_quotas(user, quotas or Quotas())
         return _describe_user(user)
 
-    def list_users(self) -> list[UserNow]:
-        """Return all users by name, removed ones among them."""
-
-        def work(session: Session) -> list[UserNow]:
-            return [
-                _describe_user(each) for each in session.scalars(select(User).order_by(User.name))
-            ]
-
-        return database.read(self.url, work)
+    @database.reading
+    def list_users(self, session: Session) -> list[UserNow]:
+        """Return all users by name, those who were removed among them."""
+        return [_describe_user(each) for each in session.scalars(select(User).order_by(User.name))]
 
     def read_quotas(self, name: str) -> Quotas:
         """Return the quotas of a user; an unknown user has none."""
@@ -179,8 +171,11 @@ class Accounts:
         removed = select(User.removed_at).where(User.name == name)
         return database.read(self.url, lambda s: s.scalars(removed).first()) is not None
 
-    def create_token(self, user_name: str, scope: ScopeName, seconds: float | None) -> NewToken:
-        """Make a token valid for so many seconds (None: for ever), and its user if need be.
+    @database.transaction
+    def create_token(
+        self, session: Session, user_name: str, scope: ScopeName, seconds: float | None
+    ) -> NewToken:
+        """Make a token that holds for so many seconds (None: for ever), and its user if need be.
 
         Raises:
             ConflictError: if the user was removed.
@@ -195,19 +190,15 @@ class Accounts:
             created_at=now,
             expires_at=None if seconds is None else now + seconds,
         )
-
-        def work(session: Session) -> NewToken:
-            user = session.get(User, user_name) or _make_user(session, user_name)
-            if user.removed_at is not None:
-                raise ConflictError(
-                    f"user '{user_name}' was removed; "
-                    f"`eigensweep user create {user_name}` brings the user back"
-                )
-            session.flush()
-            session.merge(token)
-            return NewToken(**dict(_describe_token(token)), token=secret)
-
-        return database.write(self.url, work)
+        user = session.get(User, user_name) or _make_user(session, user_name)
+        if user.removed_at is not None:
+            raise ConflictError(
+                f"user '{user_name}' was removed; "
+                f"`eigensweep user create {user_name}` brings the user back"
+            )
+        session.flush()
+        session.merge(token)
+        return NewToken(**dict(_describe_token(token)), token=secret)
 
     def list_tokens(self, user_name: str | None = None) -> list[TokenNow]:
         """Return the tokens of all users or of one, the newest first."""
@@ -249,15 +240,13 @@ class Accounts:
         """Return what the token with an id allows, None if there is none."""
         return self._find_grant(Token.id == id)
 
-    def _find_grant(self, condition: ColumnElement[bool]) -> Grant | None:
-        def work(session: Session) -> Grant | None:
-            token = session.scalars(select(Token).where(condition)).first()
-            if token is None:
-                return None
-            scope = _describe_token(token).scope
-            return Grant(token.id, token.user_name, scope, token.digest, _find_problem(token))
-
-        return database.read(self.url, work)
+    @database.reading
+    def _find_grant(self, session: Session, condition: ColumnElement[bool]) -> Grant | None:
+        token = session.scalars(select(Token).where(condition)).first()
+        if token is None:
+            return None
+        scope = _describe_token(token).scope
+        return Grant(token.id, token.user_name, scope, token.digest, _find_problem(token))
 
 
 _ANY_TOKEN: Final = select(Token.id).limit(1)

@@ -6,6 +6,7 @@ Runs in the service's process.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session, defer
@@ -50,43 +51,43 @@ def read_activity(url: str, uses: int, waiting: int) -> Activity:
 
     Of these all that are driven, and at most `waiting` of the others.
     """
+    return database.read(url, partial(_read_activity, uses, waiting))
 
-    def work(session: Session) -> Activity:
-        training = (
-            select(TrialRow, AttemptRow, ExperimentRow)
-            .join(ExperimentRow, ExperimentRow.id == TrialRow.experiment_id)
-            .outerjoin(
-                AttemptRow,
-                (AttemptRow.experiment_id == TrialRow.experiment_id)
-                & (AttemptRow.number == TrialRow.number)
-                & (AttemptRow.attempt == TrialRow.attempt),
-            )
-            .where(TrialRow.state == "running")
-            .options(
-                defer(TrialRow.config, raiseload=True),
-                defer(TrialRow.result, raiseload=True),
-                defer(ExperimentRow.spec, raiseload=True),
-            )
-            .order_by(TrialRow.experiment_id, TrialRow.number)
-            .limit(uses)
-        )
-        running = select(func.count()).select_from(TrialRow).where(TrialRow.state == "running")
-        heads = (
-            select(ExperimentRow)
-            .options(defer(ExperimentRow.spec, raiseload=True))
-            .order_by(ExperimentRow.priority.desc(), ExperimentRow.created_at, ExperimentRow.id)
-        )
-        others = ExperimentRow.state.in_(WAITING)
-        rows = [
-            *session.scalars(heads.where(ExperimentRow.state.in_(DRIVEN))),
-            *session.scalars(heads.where(others).limit(waiting)),
-        ]
-        counts = count_states(session, [row.id for row in rows])
-        return Activity(
-            [Use(*row) for row in session.execute(training)],
-            session.scalars(running).one(),
-            [(r, c.trials if (c := counts[r.id].get("waiting")) else 0) for r in rows],
-            session.scalars(select(func.count()).select_from(ExperimentRow).where(others)).one(),
-        )
 
-    return database.read(url, work)
+def _read_activity(uses: int, waiting: int, session: Session) -> Activity:
+    training = (
+        select(TrialRow, AttemptRow, ExperimentRow)
+        .join(ExperimentRow, ExperimentRow.id == TrialRow.experiment_id)
+        .outerjoin(
+            AttemptRow,
+            (AttemptRow.experiment_id == TrialRow.experiment_id)
+            & (AttemptRow.number == TrialRow.number)
+            & (AttemptRow.attempt == TrialRow.attempt),
+        )
+        .where(TrialRow.state == "running")
+        .options(
+            defer(TrialRow.config, raiseload=True),
+            defer(TrialRow.result, raiseload=True),
+            defer(ExperimentRow.spec, raiseload=True),
+        )
+        .order_by(TrialRow.experiment_id, TrialRow.number)
+        .limit(uses)
+    )
+    running = select(func.count()).select_from(TrialRow).where(TrialRow.state == "running")
+    heads = (
+        select(ExperimentRow)
+        .options(defer(ExperimentRow.spec, raiseload=True))
+        .order_by(ExperimentRow.priority.desc(), ExperimentRow.created_at, ExperimentRow.id)
+    )
+    others = ExperimentRow.state.in_(WAITING)
+    rows = [
+        *session.scalars(heads.where(ExperimentRow.state.in_(DRIVEN))),
+        *session.scalars(heads.where(others).limit(waiting)),
+    ]
+    counts = count_states(session, [row.id for row in rows])
+    return Activity(
+        [Use(*row) for row in session.execute(training)],
+        session.scalars(running).one(),
+        [(r, c.trials if (c := counts[r.id].get("waiting")) else 0) for r in rows],
+        session.scalars(select(func.count()).select_from(ExperimentRow).where(others)).one(),
+    )

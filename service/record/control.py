@@ -32,6 +32,9 @@ class Control(Queries):
     its state does not allow the action.
     """
 
+    def fence(self, session: Session) -> None:
+        """Refuse a transaction of a service that leads no more; here there is only this one."""
+
     @database.transaction
     def cancel(self, session: Session, id: str) -> None:
         """Cancel an experiment at once if it has no driver, else ask its driver to stop.

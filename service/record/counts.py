@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from sqlalchemy import case, func, select, text
@@ -74,17 +75,16 @@ def count_all(url: str, now: float | None = None) -> Counts:
     Raises:
         SQLAlchemyError: if the database does not answer.
     """
-    moment = time.time() if now is None else now
+    return database.read(url, partial(_count_all, time.time() if now is None else now))
 
-    def work(session: Session) -> Counts:
-        counts = Counts()
-        _count_experiments(session, counts)
-        _count_trials(session, counts, moment)
-        _count_undelivered(session, counts)
-        counts.crews = list(_find_crews(session))
-        return counts
 
-    return database.read(url, work)
+def _count_all(now: float, session: Session) -> Counts:
+    counts = Counts()
+    _count_experiments(session, counts)
+    _count_trials(session, counts, now)
+    _count_undelivered(session, counts)
+    counts.crews = list(_find_crews(session))
+    return counts
 
 
 def _count_experiments(session: Session, counts: Counts) -> None:

@@ -11,7 +11,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
 from typing import Concatenate, Final, Literal, ParamSpec, Protocol, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
@@ -55,12 +55,28 @@ T = TypeVar("T")
 
 
 class HasUrl(Protocol):
-    """What writes to the database at a URL."""
+    """What reads and writes the database at a URL."""
 
-    url: str
+    @property
+    def url(self) -> str:
+        """The URL."""
+
+    @property
+    def patience(self) -> float:
+        """Seconds for which it is tried again while the database is away."""
 
 
 H = TypeVar("H", bound=HasUrl)
+
+
+class AtDatabase:
+    """The same, where nothing is tried again."""
+
+    patience = 0.0
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
 
 Mode = Literal["reads", "writes", "writes_relaxed"]
 """What a transaction does. A relaxed write is on SQLite's disk as soon as the next full one is."""
@@ -243,7 +259,19 @@ def transaction(
 
     @wraps(method)
     def call(self: H, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return write(self.url, lambda session: method(self, session, *args, **kwargs))
+        return write(self.url, lambda it: method(self, it, *args, **kwargs), self.patience)
+
+    return call
+
+
+def reading(
+    method: Callable[Concatenate[H, Session, P], T],
+) -> Callable[Concatenate[H, P], T]:
+    """Do the same for what only reads, as in `read`."""
+
+    @wraps(method)
+    def call(self: H, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return read(self.url, lambda it: method(self, it, *args, **kwargs), self.patience)
 
     return call
 
@@ -269,16 +297,16 @@ def write_each(url: str, works: Sequence[Callable[[RowSession], T]]) -> list[T]:
 
     Each sees what those before it have written. If one raises, nothing of any stays.
     """
+    return _persist(url, partial(_do_each, works), 0.0, _begin, "writes")
 
-    def work(connection: Connection) -> list[T]:
-        answers = []
-        for each in works:
-            session = RowSession(connection)
-            answers.append(each(session))
-            session.flush()
-        return answers
 
-    return _persist(url, work, 0.0, _begin, "writes")
+def _do_each(works: Sequence[Callable[[RowSession], T]], connection: Connection) -> list[T]:
+    answers = []
+    for each in works:
+        session = RowSession(connection)
+        answers.append(each(session))
+        session.flush()
+    return answers
 
 
 def _persist(

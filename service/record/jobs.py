@@ -1,16 +1,18 @@
 """The jobs of the service, in one table: its work beside experiments.
 
-A job is written in the transaction of the change that needs it, if there is one. The leading
-service works on due jobs. A job may be done twice: if a service dies in the middle of a job, the
-next service does it again. Runs in the service's process.
+Whoever needs a job writes it, at best in the transaction of the change that needs it. The service
+that leads works on what is due. A job may be done twice: where a service dies half-way, the next
+one does the job again. What became of a job is written only by the service that leads: one that
+lost the lead meanwhile is refused. Runs in the service's process.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import ClassVar, Final, Self, get_args
 
 from sqlalchemy import select, update
@@ -58,11 +60,16 @@ class AskedJob:
         )
 
 
-class Jobs:
-    """The jobs of the record at a database URL."""
+class Jobs(database.AtDatabase):
+    """The jobs of the record at a database URL.
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    What writes raises NotLeadingError if another service leads.
+    """
+
+    def __init__(self, url: str, fence: Callable[[Session], None] = lambda session: None) -> None:
+        """`fence` refuses a transaction of a service that leads no more: see `Record.fence`."""
+        super().__init__(url)
+        self._fence = fence
         self._woken = {kind: threading.Event() for kind in get_args(JobKind)}
 
     def wake(self, kind: JobKind) -> None:
@@ -97,39 +104,41 @@ class Jobs:
         query = select(JobRow.key).where(JobRow.kind == kind, JobRow.due_at.is_not(None)).limit(1)
         return database.read(self.url, lambda session: session.scalar(query)) is not None
 
-    def requeue(self, kind: JobKind) -> None:
-        """Queue again the jobs that an ended service had begun."""
+    @database.transaction
+    def requeue(self, session: Session, kind: JobKind) -> None:
+        """Queue again what a service that is gone has begun."""
+        self._fence(session)
         begun = update(JobRow).where(JobRow.kind == kind, JobRow.state == "running")
-        queued = begun.values(state="queued", started_at=None)
-        database.write(self.url, lambda session: session.execute(queued))
+        session.execute(begun.values(state="queued", started_at=None))
 
     def put(self, job: JobRow, unless: str | None = None, patience: float = 0.0) -> JobRow:
         """Write a job, replacing the one with its key; return the stored one.
 
         A job in the state `unless` stays as it is.
         """
-
-        def work(session: Session) -> JobRow:
-            now = session.get(JobRow, (job.kind, job.key), with_for_update=True)
-            return now if now is not None and now.state == unless else session.merge(job)
-
-        written = database.write(self.url, work, patience)
+        written = database.write(self.url, partial(self._put, job, unless), patience)
         self.wake(job.kind)
         return written
 
+    def _put(self, job: JobRow, unless: str | None, session: Session) -> JobRow:
+        self._fence(session)
+        now = session.get(JobRow, (job.kind, job.key), with_for_update=True)
+        return now if now is not None and now.state == unless else session.merge(job)
+
     @database.transaction
     def put_off(self, session: Session, job: JobRow, error: str, due_at: float | None) -> None:
-        """Record a failed try; `due_at`: when to try again, None to give up."""
+        """Record that a try was in vain; `due_at`: when to try again, None to give it up."""
+        self._fence(session)
         if (now := session.get(JobRow, (job.kind, job.key))) is not None:
             now.due_at, now.error, now.tries = due_at, error, now.tries + 1
             now.state = now.state if due_at is not None else "failed"
 
     def finish(self, job: JobRow) -> None:
         """Record that a job is done."""
+        database.write(self.url, partial(self._finish, job), PATIENCE)
 
-        def work(session: Session) -> None:
-            if (now := session.get(JobRow, (job.kind, job.key))) is not None:  # it may be gone
-                now.state, now.due_at, now.error = "finished", None, None
-                now.tries, now.finished_at = now.tries + 1, time.time()
-
-        database.write(self.url, work, PATIENCE)
+    def _finish(self, job: JobRow, session: Session) -> None:
+        self._fence(session)
+        if (now := session.get(JobRow, (job.kind, job.key))) is not None:  # it may be gone
+            now.state, now.due_at, now.error = "finished", None, None
+            now.tries, now.finished_at = now.tries + 1, time.time()

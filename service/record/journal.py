@@ -123,8 +123,8 @@ def move_experiment(
     emit(session, experiment, f"experiment.{kind}", **data)
 
 
-def tell(session: Rows, experiment: ExperimentRow, notices: Sequence[Notice]) -> None:
-    """Replace the notices of an experiment, and write an event if they changed."""
+def record_notices(session: Rows, experiment: ExperimentRow, notices: Sequence[Notice]) -> None:
+    """Replace the notices of an experiment, with an event if they are others than before."""
     told = [cast(NoticeJson, notice.to_dict()) for notice in notices] or None
     if told != experiment.notices:
         experiment.notices = told

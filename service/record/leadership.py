@@ -26,7 +26,6 @@ from sqlalchemy.orm import Session
 
 from eigensweep.service.record import database
 from eigensweep.service.record.errors import NotLeadingError
-from eigensweep.service.record.rows import RowSession
 from eigensweep.service.record.tables import Leader, LeaderJson
 from eigensweep.service.settings import name_driver
 
@@ -148,8 +147,8 @@ class Lead:
         )
 
 
-class Leadership:
-    """Holds the lead of a database, or waits for it.
+class Leadership(database.AtDatabase):
+    """Has the lead of a database, or waits for it.
 
     Call `hold` until it is true, then `begin`; from then on a thread keeps the lead. The lead is
     over when `term` is None. An outage of the database does not end a lead: only the next leader's
@@ -157,7 +156,7 @@ class Leadership:
     """
 
     def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self.url = url
+        super().__init__(url)
         self.term: int | None = None
         """The term in which this service leads; None: it does not."""
         self.problem: str | None = None
@@ -186,19 +185,19 @@ class Leadership:
             SQLAlchemyError: if the database does not answer.
         """
         now = time.time()
-
-        def work(session: Session) -> int:
-            row = session.get(Leader, THE_ROW, with_for_update=True)
-            if row is None:
-                row = Leader(id=THE_ROW, term=0)
-                session.add(row)
-            row.term, row.about, row.since, row.heartbeat_at = row.term + 1, about, now, now
-            return row.term
-
-        term = database.write(self.url, work)
+        term = self._raise_term(about, now)
         self._row, self._heard_at = (term, about, now, now), self._clock()
         self.term = term
         threading.Thread(target=self._keep_on, name="leadership", daemon=True).start()
+
+    @database.transaction
+    def _raise_term(self, session: Session, about: LeaderJson, now: float) -> int:
+        row = session.get(Leader, THE_ROW, with_for_update=True)
+        if row is None:
+            row = Leader(id=THE_ROW, term=0)
+            session.add(row)
+        row.term, row.about, row.since, row.heartbeat_at = row.term + 1, about, now, now
+        return row.term
 
     def keep(self) -> None:
         """Look once whether this service still leads, and let the others know."""
@@ -286,14 +285,11 @@ class Leadership:
             pause = 0.0 if was_sure and self.problem is not None else LOOK_SECONDS
 
     def _beat(self, term: int) -> bool:
-        """Write a heartbeat; return whether this service still leads."""
-        now = time.time()
-
-        def work(rows: RowSession) -> bool:
-            mine = update(Leader).where(Leader.id == THE_ROW, Leader.term == term)
-            return bool(rows.execute(mine.values(heartbeat_at=now)).rowcount)  # type: ignore[attr-defined]
-
-        leads = database.write_relaxed(self.url, work)
+        """Write down that this service lives; return whether it still leads."""
+        mine = update(Leader).where(Leader.id == THE_ROW, Leader.term == term)
+        beat = mine.values(heartbeat_at=time.time()).returning(Leader.term)
+        found = database.write_relaxed(self.url, lambda rows: rows.execute(beat).scalar())
+        leads = found is not None
         if leads:
             self._heard_at = self._clock()
         return leads

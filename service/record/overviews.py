@@ -14,7 +14,13 @@ from sqlalchemy.orm import Session, aliased
 from eigensweep.results.ranking import RANKED, UNRANKED
 from eigensweep.results.tuning import Try
 from eigensweep.service.record import database
-from eigensweep.service.record.queries import READ_AT_ONCE, TRIAL_SORTS, Queries
+from eigensweep.service.record.queries import (
+    READ_AT_ONCE,
+    TRIAL_SORTS,
+    Queries,
+    get_experiment,
+    require_experiment,
+)
 from eigensweep.service.record.tables import ExperimentRow, ReportRow, ResultJson, TrialRow
 from eigensweep.workers.shared.messages import Params, Result
 from eigensweep.workers.shared.states import OUTCOMES
@@ -49,68 +55,62 @@ class RacerRecord:
     error: str | None
 
 
-def list_arms(queries: Queries, id: str) -> tuple[ExperimentRow, list[ArmRecord]]:
+@database.reading
+def list_arms(queries: Queries, session: Session, id: str) -> tuple[ExperimentRow, list[ArmRecord]]:
     """Return an experiment and its arms, in the order of their first trials.
 
     Raises:
         ExperimentNotFoundError: if there is none of this id.
     """
-    experiment = queries.row(id)
+    experiment = get_experiment(session, id)
     counted = (
         select(TrialRow.arm, TrialRow.state, func.count(), func.min(TrialRow.number))
         .where(TrialRow.experiment_id == id)
         .group_by(TrialRow.arm, TrialRow.state)
     )
-
-    def work(session: Session) -> list[ArmRecord]:
-        arms: dict[str, ArmRecord] = {}
-        for arm, state, trials, _ in sorted(session.execute(counted), key=lambda row: row[3]):
-            arms.setdefault(arm, ArmRecord(arm)).states[state] = trials
-        for trial in _find_leaders(session, id, 1):
-            arms[trial.arm].best = trial
-        return list(arms.values())
-
-    return experiment, database.read(queries.url, work)
+    arms: dict[str, ArmRecord] = {}
+    for arm, state, trials, _ in sorted(session.execute(counted), key=lambda row: row[3]):
+        arms.setdefault(arm, ArmRecord(arm)).states[state] = trials
+    for trial in _find_leaders(session, id, 1):
+        arms[trial.arm].best = trial
+    return experiment, list(arms.values())
 
 
-def list_leaders(queries: Queries, id: str, each: int) -> list[TrialRow]:
-    """Return the best trials and the first training ones of every arm.
+@database.reading
+def list_leaders(queries: Queries, session: Session, id: str, each: int) -> list[TrialRow]:
+    """Return the best trials of every arm, and of those that train the first ones of every arm.
 
     Up to `each` of both.
     """
-
-    def work(session: Session) -> list[TrialRow]:
-        training = select(TrialRow).where(TrialRow.experiment_id == id, TrialRow.state == "running")
-        seen: dict[str, list[TrialRow]] = {}
-        for trial in session.scalars(training.order_by(TrialRow.number).limit(50 * each)):
-            seen.setdefault(trial.arm, []).append(trial)
-        return [
-            *_find_leaders(session, id, each),
-            *(trial for trials in seen.values() for trial in trials[:each]),
-        ]
-
-    return database.read(queries.url, work)
+    training = select(TrialRow).where(TrialRow.experiment_id == id, TrialRow.state == "running")
+    seen: dict[str, list[TrialRow]] = {}
+    for trial in session.scalars(training.order_by(TrialRow.number).limit(50 * each)):
+        seen.setdefault(trial.arm, []).append(trial)
+    return [
+        *_find_leaders(session, id, each),
+        *(trial for trials in seen.values() for trial in trials[:each]),
+    ]
 
 
-def list_reports(queries: Queries, id: str, numbers: Sequence[int]) -> dict[int, list[ReportRow]]:
+@database.reading
+def list_reports(
+    queries: Queries, session: Session, id: str, numbers: Sequence[int]
+) -> dict[int, list[ReportRow]]:
     """Return the rung reports of some trials, in order of their steps."""
     query = (
         select(ReportRow)
         .where(ReportRow.experiment_id == id, ReportRow.number.in_(numbers))
         .order_by(ReportRow.number, ReportRow.step)
     )
-
-    def work(session: Session) -> dict[int, list[ReportRow]]:
-        found: dict[int, list[ReportRow]] = {number: [] for number in numbers}
-        for report in session.scalars(query):
-            found[report.number].append(report)
-        return found
-
-    return database.read(queries.url, work)
+    found: dict[int, list[ReportRow]] = {number: [] for number in numbers}
+    for report in session.scalars(query):
+        found[report.number].append(report)
+    return found
 
 
+@database.reading
 def list_points(
-    queries: Queries, id: str, most: int
+    queries: Queries, session: Session, id: str, most: int
 ) -> tuple[int, Sequence[Row[int, str, str, float | None, Params]]]:
     """Return how many trials have ended with a value; and number, arm, state, value and params.
 
@@ -125,52 +125,42 @@ def list_points(
         TrialRow.value.is_not(None),
         TrialRow.lineage.is_(None),
     )
-
-    def work(session: Session) -> tuple[int, Sequence[Row[int, str, str, float | None, Params]]]:
-        count = session.scalars(select(func.count()).where(*ended)).one()
-        chosen = select(
-            TrialRow.number, TrialRow.arm, TrialRow.state, TrialRow.value, TrialRow.params
-        )
-        chosen = chosen.where(*ended).order_by(TrialRow.number)
-        if count > most:
-            best = select(TrialRow.number).where(
-                TrialRow.experiment_id == id, TrialRow.rank < UNRANKED
-            )
-            best = best.order_by(*BY_VALUE).limit(most // 2)
-            stride = -(-2 * count // most)
-            chosen = chosen.where(or_(TrialRow.number % stride == 0, TrialRow.number.in_(best)))
-        return count, session.execute(chosen).all()
-
-    queries.row(id)
-    return database.read(queries.url, work)
+    require_experiment(session, id)
+    count = session.scalars(select(func.count()).where(*ended)).one()
+    chosen = select(TrialRow.number, TrialRow.arm, TrialRow.state, TrialRow.value, TrialRow.params)
+    chosen = chosen.where(*ended).order_by(TrialRow.number)
+    if count > most:
+        best = select(TrialRow.number).where(TrialRow.experiment_id == id, TrialRow.rank < UNRANKED)
+        best = best.order_by(*BY_VALUE).limit(most // 2)
+        stride = -(-2 * count // most)
+        chosen = chosen.where(or_(TrialRow.number % stride == 0, TrialRow.number.in_(best)))
+    return count, session.execute(chosen).all()
 
 
-def list_racers(queries: Queries, id: str) -> list[RacerRecord]:
-    """Return the trials of a race: all with values, also while they train more seeds.
+@database.reading
+def list_racers(queries: Queries, session: Session, id: str) -> list[RacerRecord]:
+    """Return the trials that a race is about: those with values, also while they train more seeds.
 
     Diverged trials are among them, as they took time.
     """
     known = or_(TrialRow.rank < UNRANKED, TrialRow.state == "diverged")
     chosen = select(TrialRow).where(TrialRow.experiment_id == id, known)
-
-    def work(session: Session) -> list[RacerRecord]:
-        return [
-            RacerRecord(
-                number=trial.number,
-                arm=trial.arm,
-                params=trial.params,
-                state=trial.earlier["state"] if trial.earlier else trial.state,
-                replicates=trial.replicates or 1,
-                result=Result.from_dict(trial.result or {}),
-                error=trial.error,
-            )
-            for trial in session.scalars(chosen.order_by(TrialRow.number))
-        ]
-
-    return database.read(queries.url, work)
+    return [
+        RacerRecord(
+            number=trial.number,
+            arm=trial.arm,
+            params=trial.params,
+            state=trial.earlier["state"] if trial.earlier else trial.state,
+            replicates=trial.replicates or 1,
+            result=Result.from_dict(trial.result or {}),
+            error=trial.error,
+        )
+        for trial in session.scalars(chosen.order_by(TrialRow.number))
+    ]
 
 
-def list_tries(queries: Queries, id: str, arm: str | None) -> list[Try]:
+@database.reading
+def list_tries(queries: Queries, session: Session, id: str, arm: str | None) -> list[Try]:
     """Return what each trial of an experiment, or of an arm of it, came to and cost.
 
     Open trials are among them. Results are large, so only some are in memory at a time.
@@ -189,16 +179,16 @@ def list_tries(queries: Queries, id: str, arm: str | None) -> list[Try]:
         test = {name: v for name, v in (found.get("test") or {}).items() if v is not None}
         return test, found.get("seconds") or 0.0
 
-    def work(session: Session) -> list[Try]:
-        return [
-            Try(number, state, value, *read(result), cpu, gpu, is_of_many)
-            for number, state, value, result, cpu, gpu, is_of_many in session.execute(query)
-        ]
-
-    return database.read(queries.url, work)
+    return [
+        Try(number, state, value, *read(result), cpu, gpu, is_of_many)
+        for number, state, value, result, cpu, gpu, is_of_many in session.execute(query)
+    ]
 
 
-def list_finished(queries: Queries, id: str) -> dict[str, list[tuple[Params, float]]]:
+@database.reading
+def list_finished(
+    queries: Queries, session: Session, id: str
+) -> dict[str, list[tuple[Params, float]]]:
     """Return point and value of each ranked trial, by arm, in the order of their numbers.
 
     Trials with a lineage are left out: their value is not that of one point.
@@ -208,29 +198,24 @@ def list_finished(queries: Queries, id: str) -> dict[str, list[tuple[Params, flo
         .where(TrialRow.experiment_id == id, TrialRow.state.in_(RANKED), TrialRow.lineage.is_(None))
         .order_by(TrialRow.number)
     )
-
-    def work(session: Session) -> dict[str, list[tuple[Params, float]]]:
-        found: dict[str, list[tuple[Params, float]]] = {}
-        for arm, params, value in session.execute(chosen):
-            if value is not None:
-                found.setdefault(arm, []).append((params, value))
-        return found
-
-    return database.read(queries.url, work)
+    found: dict[str, list[tuple[Params, float]]] = {}
+    for arm, params, value in session.execute(chosen):
+        if value is not None:
+            found.setdefault(arm, []).append((params, value))
+    return found
 
 
-def list_lineages(queries: Queries, id: str) -> list[tuple[int, list[dict[str, object]]]]:
+@database.reading
+def list_lineages(
+    queries: Queries, session: Session, id: str
+) -> list[tuple[int, list[dict[str, object]]]]:
     """Return number and lineage of each trial that population-based training has replaced."""
     chosen = (
         select(TrialRow.number, TrialRow.lineage)
         .where(TrialRow.experiment_id == id, TrialRow.lineage.is_not(None))
         .order_by(TrialRow.number)
     )
-
-    def work(session: Session) -> list[tuple[int, list[dict[str, object]]]]:
-        return [(number, lineage or []) for number, lineage in session.execute(chosen)]
-
-    return database.read(queries.url, work)
+    return [(number, lineage or []) for number, lineage in session.execute(chosen)]
 
 
 def _find_leaders(session: Session, id: str, each: int) -> list[TrialRow]:

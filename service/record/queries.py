@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, TypedDict, TypeVar, Unpack
 
 from sqlalchemy import (
@@ -152,11 +153,8 @@ def count_states(session: Session, ids: Sequence[str]) -> dict[str, dict[str, St
     return counts
 
 
-class Queries:
+class Queries(database.AtDatabase):
     """Reads the record at a database URL."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
 
     def ping(self) -> None:
         """Read one row, to see that the record can be read.
@@ -166,24 +164,21 @@ class Queries:
         """
         database.read(self.url, lambda session: session.execute(select(ExperimentRow.id).limit(1)))
 
-    def experiment(self, id: str) -> ExperimentRecord:
+    @database.reading
+    def experiment(self, session: Session, id: str) -> ExperimentRecord:
         """Return an experiment with counts and best trial.
 
         Raises:
             ExperimentNotFoundError: if there is none of this id.
         """
-
-        def work(session: Session) -> ExperimentRecord:
-            row = _get_experiment(session, id)
-            best = session.scalars(_BEST, {"ids": [id]}).first()
-            history = None if best is None else _add_history(session, best)
-            counts = count_states(session, [id])[id]
-            is_queued = row.state == "queued"
-            place = find_place(session.connection(), row) if is_queued else None
-            sources = _find_sources(session, id) if "reused" in counts else ()
-            return ExperimentRecord(row, counts, history, place, sources)
-
-        return database.read(self.url, work)
+        row = get_experiment(session, id)
+        best = session.scalars(_BEST, {"ids": [id]}).first()
+        history = None if best is None else _add_history(session, best)
+        counts = count_states(session, [id])[id]
+        is_queued = row.state == "queued"
+        place = find_place(session.connection(), row) if is_queued else None
+        sources = _find_sources(session, id) if "reused" in counts else ()
+        return ExperimentRecord(row, counts, history, place, sources)
 
     def posted(self, row: ExperimentRow) -> ExperimentRecord:
         """Return an experiment that was posted just now: mostly it has its place in the queue."""
@@ -198,7 +193,7 @@ class Queries:
         Raises:
             ExperimentNotFoundError: if there is none of this id.
         """
-        return database.read(self.url, lambda session: _get_experiment(session, id))
+        return database.read(self.url, lambda session: get_experiment(session, id))
 
     def state(self, id: str) -> ExperimentState:
         """Return an experiment's state; nothing else of it is read.
@@ -212,8 +207,10 @@ class Queries:
         state: ExperimentState = found["state"]
         return state
 
+    @database.reading
     def experiments(
         self,
+        session: Session,
         *,
         states: Sequence[str] = (),
         project: str | None = None,
@@ -242,45 +239,37 @@ class Queries:
             chosen.append(ExperimentRow.name.icontains(name, autoescape=True))
         heads = select(ExperimentRow).options(defer(ExperimentRow.spec, raiseload=True))
         query = _limit_page(heads.where(*chosen), EXPERIMENT_SORTS, sort, limit, after)
+        rows = session.scalars(query).all()
+        ids = [row.id for row in rows]
+        counts = count_states(session, ids)
+        best = {t.experiment_id: t for t in session.scalars(_HEADS_OF_BEST, {"ids": ids})}
+        records = {id: TrialRecord(trial) for id, trial in best.items()}
+        places = _find_places(session, rows)
+        return [
+            ExperimentRecord(row, counts[row.id], records.get(row.id), places.get(row.id))
+            for row in rows
+        ]
 
-        def work(session: Session) -> list[ExperimentRecord]:
-            rows = session.scalars(query).all()
-            ids = [row.id for row in rows]
-            counts = count_states(session, ids)
-            best = {t.experiment_id: t for t in session.scalars(_HEADS_OF_BEST, {"ids": ids})}
-            records = {id: TrialRecord(trial) for id, trial in best.items()}
-            places = _find_places(session, rows)
-            return [
-                ExperimentRecord(row, counts[row.id], records.get(row.id), places.get(row.id))
-                for row in rows
-            ]
-
-        return database.read(self.url, work)
-
-    def trials(self, id: str, **chosen: Unpack[TrialChoice]) -> list[TrialRecord]:
+    @database.reading
+    def trials(self, session: Session, id: str, **chosen: Unpack[TrialChoice]) -> list[TrialRecord]:
         """Return a page of an experiment's trials; sorted by `value`, the best comes first.
 
         They come without reports and attempts.
         """
         query = _choose_trials(select(TrialRow), id, **chosen)
+        found = session.scalars(query).all()
+        if not found:
+            require_experiment(session, id)
+        return [TrialRecord(trial) for trial in found]
 
-        def work(session: Session) -> list[TrialRecord]:
-            found = session.scalars(query).all()
-            if not found:
-                _require_experiment(session, id)
-            return [TrialRecord(trial) for trial in found]
-
-        return database.read(self.url, work)
-
-    def trial_times(self, id: str) -> dict[int, tuple[float | None, float | None]]:
+    @database.reading
+    def trial_times(
+        self, session: Session, id: str
+    ) -> dict[int, tuple[float | None, float | None]]:
         """Return when each trial began and ended, in seconds since 1970, by its number."""
         times = select(TrialRow.number, TrialRow.started_at, TrialRow.ended_at)
         query = times.where(TrialRow.experiment_id == id)
-
-        def work(session: Session) -> dict[int, tuple[float | None, float | None]]:
-            return {number: (began, ended) for number, began, ended in session.execute(query)}
-
-        return database.read(self.url, work)
+        return {number: (began, ended) for number, began, ended in session.execute(query)}
 
     def listed_trials(self, id: str, **chosen: Unpack[TrialChoice]) -> list[StoredTrial]:
         """Return a page of an experiment's trials as a list shows them.
@@ -289,21 +278,12 @@ class Queries:
         has its newest report.
         """
         query = _choose_trials(_LISTED_TRIALS, id, **chosen)
+        return database.look(self.url, partial(_list_trials, id, query))
 
-        def work(connection: Connection) -> list[StoredTrial]:
-            rows = connection.execute(query).all()
-            if not rows:
-                _require_experiment(connection, id)
-            training = [(row.number, row.step) for row in rows if row.state == "running"]
-            newest = {}
-            if training:
-                reports = connection.execute(_NEWEST, {"id": id, "training": training})
-                newest = {report.number: tuple(report) for report in reports}
-            return [StoredTrial(tuple(row), newest.get(row.number)) for row in rows]
-
-        return database.look(self.url, work)
-
-    def ranked(self, id: str, see: Callable[[int, ResultJson | None], T]) -> list[T]:
+    @database.reading
+    def ranked(
+        self, session: Session, id: str, see: Callable[[int, ResultJson | None], T]
+    ) -> list[T]:
         """Return what `see` makes of number and result of each trial whose value counts.
 
         The best comes first; where there was a race, those with more seeds come before the others.
@@ -312,46 +292,38 @@ class Queries:
         mine = select(TrialRow.number, TrialRow.result)
         mine = mine.where(TrialRow.experiment_id == id, TrialRow.rank < UNRANKED)
         query = mine.order_by(*TRIAL_SORTS["value"]).execution_options(yield_per=READ_AT_ONCE)
+        require_experiment(session, id)
+        return [see(number, result) for number, result in session.execute(query)]
 
-        def work(session: Session) -> list[T]:
-            _require_experiment(session, id)
-            return [see(number, result) for number, result in session.execute(query)]
-
-        return database.read(self.url, work)
-
-    def settings(self, id: str, numbers: Sequence[int]) -> dict[int, tuple[str, Params]]:
+    @database.reading
+    def settings(
+        self, session: Session, id: str, numbers: Sequence[int]
+    ) -> dict[int, tuple[str, Params]]:
         """Return arm and parameters of some trials of an experiment, by number."""
         columns = select(TrialRow.number, TrialRow.arm, TrialRow.params).where(
             TrialRow.experiment_id == id
         )
+        return {
+            number: (arm, params)
+            for begin in range(0, len(numbers), READ_AT_ONCE)
+            for number, arm, params in session.execute(
+                columns.where(TrialRow.number.in_(numbers[begin : begin + READ_AT_ONCE]))
+            )
+        }
 
-        def work(session: Session) -> dict[int, tuple[str, Params]]:
-            return {
-                number: (arm, params)
-                for begin in range(0, len(numbers), READ_AT_ONCE)
-                for number, arm, params in session.execute(
-                    columns.where(TrialRow.number.in_(numbers[begin : begin + READ_AT_ONCE]))
-                )
-            }
-
-        return database.read(self.url, work)
-
-    def trial(self, id: str, number: int) -> TrialRecord:
+    @database.reading
+    def trial(self, session: Session, id: str, number: int) -> TrialRecord:
         """Return one trial with its reports and attempts.
 
         Raises:
             ExperimentNotFoundError, TrialNotFoundError: if there is none.
         """
-
-        def work(session: Session) -> TrialRecord:
-            trial = session.get(TrialRow, (id, number))
-            if trial is None:
-                _require_experiment(session, id)
-                mine = select(func.count()).where(TrialRow.experiment_id == id)
-                raise TrialNotFoundError(id, number, session.scalars(mine).one())
-            return _add_history(session, trial)
-
-        return database.read(self.url, work)
+        trial = session.get(TrialRow, (id, number))
+        if trial is None:
+            require_experiment(session, id)
+            mine = select(func.count()).where(TrialRow.experiment_id == id)
+            raise TrialNotFoundError(id, number, session.scalars(mine).one())
+        return _add_history(session, trial)
 
     def events(self, id: str, after: int = 0, limit: int = 500) -> list[EventRow]:
         """Return the experiment's events that follow the one of number `after`, in order."""
@@ -375,15 +347,20 @@ class Queries:
         return database.read(self.url, lambda session: session.scalars(query).one())
 
 
-def _get_experiment(session: Session, id: str) -> ExperimentRow:
+def get_experiment(session: Session, id: str) -> ExperimentRow:
+    """Return an experiment's own row.
+
+    Raises:
+        ExperimentNotFoundError: if there is none of this id.
+    """
     experiment = session.get(ExperimentRow, id)
     if experiment is None:
         raise ExperimentNotFoundError(id)
     return experiment
 
 
-def _require_experiment(session: Session | Connection, id: str) -> None:
-    """Look for an experiment without reading its spec."""
+def require_experiment(session: Session | Connection, id: str) -> None:
+    """Raise ExperimentNotFoundError if there is no experiment of this id; its spec is not read."""
     if session.execute(select(ExperimentRow.id).where(ExperimentRow.id == id)).first() is None:
         raise ExperimentNotFoundError(id)
 
@@ -415,6 +392,18 @@ def _limit_page(
         here, there = tuple_(*columns), tuple_(*(literal(value) for value in after))
         query = query.where(here < there if falling else here > there)
     return query.order_by(*(c.desc() if falling else c.asc() for c in columns)).limit(limit)
+
+
+def _list_trials(id: str, query: Select[Any], connection: Connection) -> list[StoredTrial]:
+    rows = connection.execute(query).all()
+    if not rows:
+        require_experiment(connection, id)
+    training = [(row.number, row.step) for row in rows if row.state == "running"]
+    newest = {}
+    if training:
+        reports = connection.execute(_NEWEST, {"id": id, "training": training})
+        newest = {report.number: tuple(report) for report in reports}
+    return [StoredTrial(tuple(row), newest.get(row.number)) for row in rows]
 
 
 def _select_best() -> Select[TrialRow]:

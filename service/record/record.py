@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from sqlalchemy import func, or_, select
 from sqlalchemy.exc import IntegrityError
@@ -17,7 +18,8 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record import database
 from eigensweep.service.record.control import lock
 from eigensweep.service.record.errors import IdempotencyKeyReusedError, NotLeadingError
-from eigensweep.service.record.journal import emit, end_experiment, move_experiment, tell
+from eigensweep.service.record.group_commit import GroupCommit
+from eigensweep.service.record.journal import emit, end_experiment, move_experiment, record_notices
 from eigensweep.service.record.leadership import Leadership
 from eigensweep.service.record.posting import check_quotas, make_row
 from eigensweep.service.record.queries import count_states
@@ -34,7 +36,6 @@ from eigensweep.service.record.tables import (
     TrialRow,
     Webhook,
 )
-from eigensweep.service.record.together import GroupCommit
 from eigensweep.workers.shared import traces
 from eigensweep.workers.shared.messages import Notice, SpecJson
 from eigensweep.workers.shared.states import DRIVEN, ENDED, OPEN_TRIALS
@@ -99,24 +100,31 @@ class Record(Reopening, Removal, Retention):
         """
         experiment = make_row(spec, idempotency_key, owner)
         experiment.trace = traces.carry()
-
-        def work(rows: RowSession) -> tuple[ExperimentRow, bool]:
-            earlier = self._find_same_key(rows, experiment)
-            found = experiment if earlier is None else earlier
-            if earlier is None:
-                check_quotas(rows, [spec], owner)
-                rows.add(experiment)
-                for url in dict.fromkeys((*self.webhooks, *notify)):
-                    rows.add(Webhook(experiment_id=experiment.id, url=url))
-                emit(rows, experiment, "experiment.queued", name=experiment.name)
-            if beside is not None:
-                beside(rows, found.id)
-            return found, earlier is None
-
+        work = partial(self._add, spec, experiment, (*self.webhooks, *notify), beside)
         try:
             return self.posts.write(work)
         except IntegrityError:  # two posts with one key at the same moment
             return self.posts.write(work)
+
+    def _add(
+        self,
+        spec: ExperimentSpec,
+        experiment: ExperimentRow,
+        webhooks: Sequence[str],
+        beside: Callable[[Rows, str], None] | None,
+        rows: RowSession,
+    ) -> tuple[ExperimentRow, bool]:
+        earlier = self._find_same_key(rows, experiment)
+        found = experiment if earlier is None else earlier
+        if earlier is None:
+            check_quotas(rows, [spec], experiment.owner)
+            rows.add(experiment)
+            for url in dict.fromkeys(webhooks):
+                rows.add(Webhook(experiment_id=experiment.id, url=url))
+            emit(rows, experiment, "experiment.queued", name=experiment.name)
+        if beside is not None:
+            beside(rows, found.id)
+        return found, earlier is None
 
     def _find_same_key(self, rows: RowSession, posted: ExperimentRow) -> ExperimentRow | None:
         if posted.idempotency_key is None:
@@ -173,7 +181,7 @@ class Record(Reopening, Removal, Retention):
         Raises:
             NotLeadingError: if another service leads; so do `count_death` and `give_up`.
         """
-        self._require_to_lead(session)
+        self.fence(session)
         experiment = lock(session, id)
         is_left = experiment.state in ENDED and not experiment.tracked
         if experiment.state not in DRIVEN | {"queued"} and not is_left:
@@ -223,7 +231,7 @@ class Record(Reopening, Removal, Retention):
         change of `trained`, the steps that unfinished trials have committed, which only the store
         knows.
         """
-        self._require_to_lead(session)
+        self.fence(session)
         experiment = lock(session, id)
         reports = select(func.count()).where(ReportRow.experiment_id == id)
         taken = ("reused", "invalid")
@@ -253,12 +261,12 @@ class Record(Reopening, Removal, Retention):
         if experiment is None or experiment.state not in ENDED or experiment.tracked:
             return
         experiment.generation += 1
-        tell(session, experiment, [Notice("delivery", f"not delivered yet: {why}")])
+        record_notices(session, experiment, [Notice("delivery", f"not delivered yet: {why}")])
 
     @database.transaction
     def give_up(self, session: Session, id: str, error: str) -> None:
         """End an experiment as failed; writes of its drivers are refused from now on."""
-        self._require_to_lead(session)
+        self.fence(session)
         experiment = lock(session, id)
         experiment.generation += 1
         end_experiment(session, experiment, "failed", error)
@@ -281,6 +289,11 @@ class Record(Reopening, Removal, Retention):
                 f"analyses and reproductions lie with the service that leads, so ask that: {words}"
             )
 
-    def _require_to_lead(self, session: Session) -> None:
+    def fence(self, session: Session) -> None:
+        """Refuse a transaction of a service that leads no more.
+
+        Raises:
+            NotLeadingError: if another service leads.
+        """
         if self.leadership is not None:
             self.leadership.require(session)

@@ -6,7 +6,6 @@ Runs in the service's process.
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import Final
 
 from sqlalchemy import delete, select
@@ -71,28 +70,33 @@ class Removal(Control):
         """Remove all rows of an experiment that is being deleted.
 
         A large one goes in several transactions, between which others may write.
+
+        Raises:
+            NotLeadingError: if another service leads.
         """
         for rows in (TrialRow, EventRow):
-            while database.write(self.url, partial(_remove_some, rows, id)):
+            while self._remove_some(rows, id):
                 pass
+        self._remove_experiment(id)
 
-        def work(session: Session) -> None:
-            experiment = session.get(ExperimentRow, id, with_for_update=True)
-            if experiment is not None and experiment.state == "deleting":
-                session.delete(experiment)  # the database removes what belongs to it
+    @database.transaction
+    def _remove_some(self, session: Session, rows: type[TrialRow] | type[EventRow], id: str) -> int:
+        """Remove some rows of an experiment that is being deleted; return how many there were."""
+        self.fence(session)
+        key = TrialRow.number if rows is TrialRow else EventRow.id
+        some = (
+            select(key)
+            .join(ExperimentRow, ExperimentRow.id == rows.experiment_id)
+            .where(rows.experiment_id == id, ExperimentRow.state == "deleting")
+            .limit(AT_ONCE)
+        )
+        numbers = session.scalars(some).all()
+        session.execute(delete(rows).where(rows.experiment_id == id, key.in_(numbers)))
+        return len(numbers)
 
-        database.write(self.url, work)
-
-
-def _remove_some(rows: type[TrialRow] | type[EventRow], id: str, session: Session) -> int:
-    """Remove some rows of an experiment that is being deleted; return how many there were."""
-    key = TrialRow.number if rows is TrialRow else EventRow.id
-    some = (
-        select(key)
-        .join(ExperimentRow, ExperimentRow.id == rows.experiment_id)
-        .where(rows.experiment_id == id, ExperimentRow.state == "deleting")
-        .limit(AT_ONCE)
-    )
-    numbers = session.scalars(some).all()
-    session.execute(delete(rows).where(rows.experiment_id == id, key.in_(numbers)))
-    return len(numbers)
+    @database.transaction
+    def _remove_experiment(self, session: Session, id: str) -> None:
+        self.fence(session)
+        experiment = session.get(ExperimentRow, id, with_for_update=True)
+        if experiment is not None and experiment.state == "deleting":
+            session.delete(experiment)  # the database removes what belongs to it

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, Select
@@ -31,7 +32,7 @@ from eigensweep.service.record.rows import RowSession
 from eigensweep.service.record.tables import ExperimentRow, TrialRow
 from eigensweep.service.record.walks import choose, is_in, walk
 from eigensweep.workers.shared.messages import ConfigJson
-from eigensweep.workers.shared.states import UNTRAINED
+from eigensweep.workers.shared.states import UNTRAINED, Action
 
 RETRIED, LENGTHENED, RESUMED = "another try", "a longer budget", "the rest of its training"
 """Why a trial is reopened."""
@@ -60,26 +61,7 @@ class Reopening(Control):
                 f"none is tried again by itself; post it again: eigensweep fork {id}"
             )
         configs = self._configure_all(id, spec, _FAILED)
-
-        def work(rows: RowSession) -> None:
-            experiment = lock_row(rows, id)
-            was_done(experiment, "retry")
-            _check_edition(experiment, before)
-            _check_time_left(experiment, spec.limits.wall_seconds)
-            check_quotas(rows, [spec], experiment.owner)
-            count = _reopen_failed(rows, experiment, configs)
-            if not count and experiment.state != "failed":
-                raise NothingToDoError(
-                    f"experiment {id} has no failed trial, so there is nothing to retry; 'extend' "
-                    "gives it more to do, and takes up what was cancelled"
-                )
-            experiment.closed = experiment.state == "cancelled"
-            words = f"another try of {count} failed trial{'s' * (count != 1)}"
-            if experiment.kept == "none":
-                words += ", from the start: their checkpoints were removed"
-            reopen_experiment(rows, experiment, words if count else RETRIED)
-
-        database.write_rows(self.url, work)
+        database.write_rows(self.url, partial(_retry, before, spec, configs))
 
     def extend(self, id: str, spec: ExperimentSpec) -> None:
         """Queue a finished experiment again, with more to do: trials, points, or budget.
@@ -105,35 +87,71 @@ class Reopening(Control):
             )
         further = _LENGTHENED if is_longer(old, spec) else _CANCELLED
         configs = self._configure_all(id, spec, further)
-
-        def work(rows: RowSession) -> None:
-            experiment = lock_row(rows, id)
-            was_done(experiment, "extend")
-            _check_edition(experiment, before)
-            _check_time_left(experiment, spec.limits.wall_seconds)
-            check_quotas(rows, [spec], experiment.owner)
-            extend_row(experiment, spec)
-            for part, trial in walk(rows, further, id):
-                reason = RESUMED if trial.state == "cancelled" else LENGTHENED
-                if reason == LENGTHENED:
-                    _check_checkpoints(experiment)
-                reopen_trial(part, experiment, trial, json.loads(configs[trial.number]), reason)
-            experiment.closed = False
-            reopen_experiment(rows, experiment, more or "the rest of the search")
-
-        database.write_rows(self.url, work)
+        why = more or "the rest of the search"
+        database.write_rows(self.url, partial(_extend, before, spec, configs, further, why))
 
     def _configure_all(self, id: str, spec: ExperimentSpec, chosen: Select[Any]) -> dict[int, str]:
         """Return the configurations, as JSON, with which some trials train further.
 
         They are made before anything is written: that takes longer than to write them.
         """
+        return database.look(self.url, partial(_configure_chosen, id, spec, chosen))
 
-        def work(connection: Connection) -> dict[int, str]:
-            trials = (trial for _, trial in walk(RowSession(connection), chosen, id))
-            return {trial.number: json.dumps(_configure(spec, trial)) for trial in trials}
 
-        return database.look(self.url, work)
+def _configure_chosen(
+    id: str, spec: ExperimentSpec, chosen: Select[Any], connection: Connection
+) -> dict[int, str]:
+    trials = (trial for _, trial in walk(RowSession(connection), chosen, id))
+    return {trial.number: json.dumps(_configure(spec, trial)) for trial in trials}
+
+
+def _lock(
+    rows: RowSession, before: ExperimentRow, action: Action, spec: ExperimentSpec
+) -> ExperimentRow:
+    """Return the row of an experiment that may be taken up again with a spec."""
+    experiment = lock_row(rows, before.id)
+    was_done(experiment, action)
+    if experiment.edition != before.edition:
+        raise NothingToDoError(f"experiment {before.id} was taken up again in the meantime")
+    _check_time_left(experiment, spec.limits.wall_seconds)
+    check_quotas(rows, [spec], experiment.owner)
+    return experiment
+
+
+def _retry(
+    before: ExperimentRow, spec: ExperimentSpec, configs: dict[int, str], rows: RowSession
+) -> None:
+    experiment = _lock(rows, before, "retry", spec)
+    count = _reopen_failed(rows, experiment, configs)
+    if not count and experiment.state != "failed":
+        raise NothingToDoError(
+            f"experiment {before.id} has no failed trial, so there is nothing to retry; 'extend' "
+            "gives it more to do, and takes up what was cancelled"
+        )
+    experiment.closed = experiment.state == "cancelled"
+    words = f"another try of {count} failed trial{'s' * (count != 1)}"
+    if experiment.kept == "none":
+        words += ", from the start: their checkpoints were removed"
+    reopen_experiment(rows, experiment, words if count else RETRIED)
+
+
+def _extend(
+    before: ExperimentRow,
+    spec: ExperimentSpec,
+    configs: dict[int, str],
+    further: Select[Any],
+    why: str,
+    rows: RowSession,
+) -> None:
+    experiment = _lock(rows, before, "extend", spec)
+    extend_row(experiment, spec)
+    for part, trial in walk(rows, further, before.id):
+        reason = RESUMED if trial.state == "cancelled" else LENGTHENED
+        if reason == LENGTHENED:
+            _check_checkpoints(experiment)
+        reopen_trial(part, experiment, trial, json.loads(configs[trial.number]), reason)
+    experiment.closed = False
+    reopen_experiment(rows, experiment, why)
 
 
 def _configure(spec: ExperimentSpec, trial: TrialRow) -> ConfigJson:
@@ -162,9 +180,9 @@ def _configure(spec: ExperimentSpec, trial: TrialRow) -> ConfigJson:
 def _reopen_failed(rows: RowSession, experiment: ExperimentRow, configs: dict[int, str]) -> int:
     """Open the failed and stalled trials of an experiment again; return how many there are.
 
-    `configs` has the configurations, as JSON, with which they train.
-    A trial that had a result and failed when it trained further keeps that result, with the error.
-    If it was to have a longer budget, it is opened again; if it was in a race, its driver opens it.
+    `configs` has the configurations, as JSON, with which they train. If a trial failed after it was
+    opened again, its earlier result stands and the error is attached: then it is opened for a
+    longer budget only, as a race's driver opens its own.
     """
     count = 0
     for part, trial in walk(rows, _FAILED, experiment.id):
@@ -181,11 +199,6 @@ def _reopen_failed(rows: RowSession, experiment: ExperimentRow, configs: dict[in
 _FAILED = choose(is_in(UNTRAINED) | (is_in(RANKED) & TrialRow.error.is_not(None)))
 _CANCELLED = choose(is_in(["cancelled"]))
 _LENGTHENED = choose(is_in(["cancelled", *RANKED]))
-
-
-def _check_edition(experiment: ExperimentRow, before: ExperimentRow) -> None:
-    if experiment.edition != before.edition:
-        raise NothingToDoError(f"experiment {before.id} was taken up again in the meantime")
 
 
 def _check_checkpoints(experiment: ExperimentRow) -> None:

@@ -153,7 +153,12 @@ class Retention(Control):
 
     @database.transaction
     def set_pruned(self, session: Session, id: str, keep: Keep) -> None:
-        """Record that a rule was fully applied."""
+        """Record that nothing is left to be removed by a rule.
+
+        Raises:
+            NotLeadingError: if another service leads.
+        """
+        self.fence(session)
         experiment = session.get(ExperimentRow, id, with_for_update=True)
         job = session.get(JobRow, ("pruning", id))
         if experiment is not None and job is not None and job.request["keep"] == keep:

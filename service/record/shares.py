@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session, defer
 
 from eigensweep.service.record import database
 from eigensweep.service.record.tables import ExperimentRow, TrialRow
-from eigensweep.workers.shared.fair_shares import Allotment, Contender, Want, allot, share_out
+from eigensweep.workers.shared.fair_shares import Allotment, Claimant, Demand, allot, share_out
 from eigensweep.workers.shared.states import PHASES
 
 ALLOTMENT: Final = "allotment"
@@ -28,8 +28,8 @@ class Shares:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._wishes: dict[str, Contender] = {}
-        """The demands from which the shares were computed, without running trials."""
+        self._wishes: dict[str, Claimant] = {}
+        """What the shares were computed from, so without what runs."""
         self._shares: dict[str, int] = {}
 
     def keep(self) -> None:
@@ -39,11 +39,11 @@ class Shares:
             SQLAlchemyError: if the database does not answer.
         """
         found = database.read(self._url, _read)
-        contenders = [contender for contender, _ in found]
-        wishes = {each.experiment: replace(each, running=0) for each in contenders}
+        claimants = [claimant for claimant, _ in found]
+        wishes = {each.experiment: replace(each, running=0) for each in claimants}
         if wishes != self._wishes:  # what runs changes often, and no share with it
-            self._wishes, self._shares = wishes, share_out(contenders)
-        may_have = allot(contenders, self._shares)
+            self._wishes, self._shares = wishes, share_out(claimants)
+        may_have = allot(claimants, self._shares)
         changed = {
             each.experiment: may_have[each.experiment].to_dict()
             for each, known in found
@@ -53,15 +53,15 @@ class Shares:
             database.write(self._url, partial(_put, changed))
 
 
-def ask_for(session: Session, experiment: ExperimentRow, want: Want) -> None:
+def record_demand(session: Session, experiment: ExperimentRow, demand: Demand) -> None:
     """Record what an experiment wants; what it may have stays, and is computed if it is missing."""
     known = (experiment.wants or {}).get(ALLOTMENT)
-    experiment.wants = {**want.to_dict(), ALLOTMENT: known}
+    experiment.wants = {**demand.to_dict(), ALLOTMENT: known}
     if known is None:
         session.flush()
-        found = allot([contender for contender, _ in _read(session)]).get(experiment.id)
+        found = allot([claimant for claimant, _ in _read(session)]).get(experiment.id)
         if found is not None:
-            experiment.wants = {**want.to_dict(), ALLOTMENT: found.to_dict()}
+            experiment.wants = {**demand.to_dict(), ALLOTMENT: found.to_dict()}
 
 
 def read_allotment(wants: dict[str, object] | None) -> Allotment | None:
@@ -70,8 +70,8 @@ def read_allotment(wants: dict[str, object] | None) -> Allotment | None:
     return Allotment.from_dict(known) if isinstance(known, dict) else None
 
 
-def _read(session: Session) -> list[tuple[Contender, Allotment | None]]:
-    """Return the experiments whose trials run or may run, each with its share if known."""
+def _read(session: Session) -> list[tuple[Claimant, Allotment | None]]:
+    """Return the experiments whose trials run or may run, with what is known of each share."""
     running = (
         select(func.count())
         .where(TrialRow.experiment_id == ExperimentRow.id, TrialRow.state == "running")
@@ -88,7 +88,7 @@ def _read(session: Session) -> list[tuple[Contender, Allotment | None]]:
     )
     return [
         (
-            Contender(id, owner, priority, since, Want.from_dict(wants), count),
+            Claimant(id, owner, priority, since, Demand.from_dict(wants), count),
             read_allotment(wants),
         )
         for id, owner, priority, since, wants, count in session.execute(query)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,19 +36,19 @@ def take_over(url: str, home: Path) -> None:
             except (OSError, ValueError, TypeError, KeyError) as error:
                 logger.warning("a state is not taken over path=%s: %s", path, error)
                 continue
-
-            def work(session: Session, job: JobRow = job) -> None:
-                if session.get(JobRow, (job.kind, job.key)) is None:
-                    session.merge(job)
-
-            database.write(url, work)
+            database.write(url, partial(_add_if_new, job))
             with suppress(OSError):  # then it is looked at again by the next service
                 path.unlink()
                 path.with_name("request.json").unlink(missing_ok=True)
 
 
+def _add_if_new(job: JobRow, session: Session) -> None:
+    if session.get(JobRow, (job.kind, job.key)) is None:
+        session.merge(job)
+
+
 def _read_analysis(folder: Path, state: dict[str, Any]) -> JobRow:
-    subject: dict[str, object] = {}
+    subject: dict[str, Any] = {}
     try:
         whole = json.loads((folder / "request.json").read_bytes())
         subject = {kind: whole[kind] for kind in ("trial", "experiment")}

@@ -174,7 +174,7 @@ class ExperimentRow(Base):
     notices: Mapped[list[NoticeJson] | None] = mapped_column(JsonColumn)
     """Each `Notice` that its driver gives now: why it comes on slowly; None if there is none."""
     wants: Mapped[dict[str, object] | None] = mapped_column(JsonColumn)
-    """The `Want` that its driver gave last, with what it may have (`shares`); None before."""
+    """The `Demand` that its driver gave last, with what it may have (`shares`); None before."""
     run_id: Mapped[str | None] = mapped_column(Text)
     run_project: Mapped[str | None] = mapped_column(Text)
     """The id of MLflow's experiment that holds the run."""

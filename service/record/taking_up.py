@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -56,13 +57,13 @@ def _take_up(
     rows = [_make_trial(results, each, row) for each in trials]
     for trial in trials:
         _write_curves(storage, row.id, trial)
+    database.write(url, partial(_add, row, rows))
 
-    def work(session: Session) -> None:
-        session.add(row)
-        session.flush()
-        session.add_all(rows)
 
-    database.write(url, work)
+def _add(row: ExperimentRow, trials: list[TrialRow], session: Session) -> None:
+    session.add(row)
+    session.flush()
+    session.add_all(trials)
 
 
 def _make_row(results: Results, experiment: KeptExperiment, total: int) -> ExperimentRow:

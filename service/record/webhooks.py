@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 
 from sqlalchemy.orm import Session
 
@@ -14,15 +15,12 @@ from eigensweep.service.record.tables import ExperimentRow, JobRow
 
 def make_message(url: str, job: JobRow) -> dict[str, object] | None:
     """Return the content of a message; None if its experiment was deleted meanwhile."""
-
-    def work(session: Session) -> dict[str, object] | None:
-        experiment = session.get(ExperimentRow, job.experiment_id)
-        return None if experiment is None else _describe(session, experiment, job)
-
-    return database.read(url, work)
+    return database.read(url, partial(_describe, job))
 
 
-def _describe(session: Session, experiment: ExperimentRow, job: JobRow) -> dict[str, object]:
+def _describe(job: JobRow, session: Session) -> dict[str, object] | None:
+    if (experiment := session.get(ExperimentRow, job.experiment_id)) is None:
+        return None
     counts = count_states(session, [experiment.id])[experiment.id]
     trials = {state: count.trials for state, count in sorted(counts.items())}
     error = experiment.error.strip().rsplit("\n", 1)[-1][:300] if experiment.error else None

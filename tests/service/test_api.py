@@ -703,7 +703,9 @@ class TestReading:
     ):
         ledger = post_and_claim(client, record, spec())
         low = Notice("disk", "new trials wait: the disk is nearly full")
-        ledger.tell([low, Notice("node", "a node is left out: no corpus", "node7", 1.5e9)])
+        ledger.record_notices(
+            [low, Notice("node", "a node is left out: no corpus", "node7", 1.5e9)]
+        )
         here = f"/v1/experiments/{ledger.experiment_id}"
         nobody: dict[str, Any] = {"node": None, "until": None}
         left_out = {"node": "node7", "until": "2017-07-14T02:40:00Z"}

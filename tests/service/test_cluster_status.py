@@ -19,7 +19,7 @@ from eigensweep.service.queue.driver_places import DriverPlaces
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.settings import Settings
 from eigensweep.workers.cluster.nodes import GONE_SECONDS, read_nodes
-from eigensweep.workers.shared.fair_shares import Want
+from eigensweep.workers.shared.fair_shares import Demand
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_it_says_who_uses_which_node_and_which_lanes(client, ledger, record):
         "memory_bytes": 400 * 10**6,
         "kept_bytes": 1600 * 10**6,
     }
-    ledger.ask_for(Want(3, {"CPU": 0.25}, driver_bytes=352 * 10**6))
+    ledger.record_demand(Demand(3, {"CPU": 0.25}, driver_bytes=352 * 10**6))
     assert client.get("/v1/cluster").json()["drivers"]["memory_bytes"] == 352 * 10**6
     assert "Drivers: 1 of at most 2" in client.get("/cluster").text
 
@@ -65,8 +65,8 @@ def test_a_driver_that_several_experiments_share_is_counted_once(client, ledger,
         others.append(client.post("/v1/experiments", json=spec(name=str(number))).json()["id"])
         claim = record.claim(others[-1])
         own = RecordLedger(record.url, others[-1], claim.generation)
-        own.ask_for(Want(1, driver_bytes=(360 - number) * 10**6, driver_pid=7 + number))
-    ledger.ask_for(Want(3, driver_bytes=352 * 10**6, driver_pid=7))
+        own.record_demand(Demand(1, driver_bytes=(360 - number) * 10**6, driver_pid=7 + number))
+    ledger.record_demand(Demand(3, driver_bytes=352 * 10**6, driver_pid=7))
     found = client.get("/v1/cluster").json()["drivers"]
     assert [(each["pid"], each["memory_bytes"] // 10**6) for each in found["processes"]] == [
         (7, 360),
@@ -119,7 +119,7 @@ def test_what_waits_says_why(client, ledger, spec, dispatcher):
     client.post(f"/v1/experiments/{queued}/pause")
     (wait,) = client.get("/v1/cluster").json()["waiting"]
     assert wait["why"] == "paused; `eigensweep resume` lets it go on"
-    ledger.enter("waiting_for_room")
+    ledger.record_phase("waiting_for_room")
     states = {w["state"]: w["why"] for w in client.get("/v1/cluster").json()["waiting"]}
     assert states["waiting_for_room"] == "no node has room for one of its trials now"
 

@@ -16,7 +16,7 @@ from eigensweep.service.record.shares import Shares
 from eigensweep.workers.driver import experiment as module
 from eigensweep.workers.driver.experiment import ExperimentDriver
 from eigensweep.workers.driver.fair_share import LOOK_SECONDS
-from eigensweep.workers.shared.fair_shares import Allotment, Want, share_out
+from eigensweep.workers.shared.fair_shares import Allotment, Demand, share_out
 from eigensweep.workers.shared.messages import DriverOptions, Result
 from eigensweep.workers.shared.states import OUTCOMES
 
@@ -221,10 +221,10 @@ def test_what_an_experiment_may_have_is_kept_beside_what_it_wants_in_both_databa
         id = record.add(content, owner=f"user {number}")[0].id
         ledgers.append(RecordLedger(each_url, id, record.claim(id).generation))
         assert ledgers[-1].find_allotment() == Allotment()
-        ledgers[-1].ask_for(Want(4, {"CPU": 0.25}))
+        ledgers[-1].record_demand(Demand(4, {"CPU": 0.25}))
     assert [each.find_allotment().trials for each in ledgers] == [4, 2]
     Shares(each_url).keep()
-    ledgers[0].ask_for(Want(1, {"CPU": 0.25}))
+    ledgers[0].record_demand(Demand(1, {"CPU": 0.25}))
     assert [each.find_allotment() for each in ledgers] == [Allotment(2, others=1)] * 2
     Shares(each_url).keep()
     assert [each.find_allotment().trials for each in ledgers] == [1, 3]

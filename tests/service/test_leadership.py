@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from sqlalchemy import text
@@ -14,10 +14,13 @@ from waiting import wait_until
 
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.queue.dispatcher import Dispatcher
+from eigensweep.service.queue.jobs import Handler, JobRunner, NotDoneError
 from eigensweep.service.record import database
 from eigensweep.service.record.errors import NotLeadingError
+from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.leadership import HEARTBEAT_SECONDS, SILENT_SECONDS, Leadership
 from eigensweep.service.record.record import Record
+from eigensweep.service.record.tables import JobKind, JobRow
 from eigensweep.workers.shared.ledger import SupersededError
 from eigensweep.workers.shared.messages import DriverOptions
 
@@ -234,6 +237,49 @@ class TestTwoServices:
         assert (row.state, row.generation, row.deaths) == ("starting", 2, 0)
         assert len(launcher.launched) == 1
 
+    @pytest.mark.parametrize("error", [None, NotDoneError("away"), KeyError("a bug")])
+    def test_one_that_lost_the_lead_meanwhile_writes_no_end_of_a_job(self, lead, each_url, error):
+        old, new = Record(each_url), Record(each_url)
+        old.leadership = lead("one")
+        jobs = Jobs(each_url, old.fence)
+        jobs.put(JobRow(kind="webhook", key="k", request={}, created_at=0.0, due_at=0.0, tries=0))
+        overtaken = Playing(jobs, lambda: overtake(each_url), error)
+        with pytest.raises(NotLeadingError, match="waits"):
+            JobRunner(jobs, [overtaken]).tick(overtaken)
+        (job,) = jobs.list_due("webhook", 1.0)
+        assert (job.state, job.tries, job.error) == ("queued", 0, None)
+        new.leadership = lead_again(each_url)
+        jobs = Jobs(each_url, new.fence)
+        follows = Playing(jobs, lambda: None)
+        JobRunner(jobs, [follows]).tick(follows)
+        assert jobs.find("webhook", "k").state == "finished"
+
+    def test_one_that_lost_the_lead_meanwhile_removes_nothing(self, lead, each_url, spec):
+        record = Record(each_url)
+        record.leadership = lead("one")
+        ids = [record.add(ExperimentSpec.model_validate(spec()))[0].id for _ in range(2)]
+        for id in ids:
+            record.cancel(id)
+        record.delete(ids[0])
+        record.prune(ids[1], "none")
+        overtake(each_url)
+        for end in (lambda: record.remove(ids[0]), lambda: record.set_pruned(ids[1], "none")):
+            with pytest.raises(NotLeadingError):
+                end()
+        assert record.row(ids[0]).state == "deleting"
+        assert Jobs(each_url).has_open("pruning")
+
+    def test_a_thread_of_jobs_ends_with_the_lead(self, lead, each_url, caplog):
+        record = Record(each_url)
+        record.leadership = lead("one")
+        jobs = Jobs(each_url, record.fence)
+        jobs.put(JobRow(kind="webhook", key="k", request={}, created_at=0.0, due_at=0.0, tries=0))
+        runner = JobRunner(jobs, [Playing(jobs, lambda: overtake(each_url))])
+        runner.start()
+        wait_until(lambda: "jobs are left to the leader" in caplog.text, lambda: caplog.text)
+        runner.stop()
+        assert record.leadership.term is None
+
     def test_one_that_waits_answers_takes_posts_and_says_who_leads(
         self, make, lead, record, client, each_url, spec, monkeypatch
     ):
@@ -266,6 +312,24 @@ class TestTwoServices:
         answer = client.get("/readyz")
         assert (answer.status_code, answer.json()["checks"]["leader"]["ready"]) == (503, False)
         assert leader.term == 1
+
+
+class Playing(Handler):
+    """Does a job as a test says."""
+
+    kind: ClassVar[JobKind] = "webhook"
+
+    def __init__(
+        self, jobs: Jobs, meanwhile: Callable[[], None], error: Exception | None = None
+    ) -> None:
+        super().__init__()
+        self.jobs, self.meanwhile, self.error = jobs, meanwhile, error
+
+    def work(self, job: JobRow) -> None:
+        self.meanwhile()
+        if self.error is not None:
+            raise self.error
+        self.jobs.finish(job)
 
 
 def lead_again(url: str) -> Leadership:

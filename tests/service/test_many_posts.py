@@ -15,7 +15,7 @@ from sqlalchemy.exc import OperationalError
 from waiting import PATIENCE, wait_until
 
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.service.api.next_answer import NextAnswer
+from eigensweep.service.api.single_flight import SingleFlight
 from eigensweep.service.record import database
 from eigensweep.service.record.accounts import Accounts, Quotas
 from eigensweep.service.record.errors import IdempotencyKeyReusedError, QuotaExceededError
@@ -135,10 +135,10 @@ class TestAnswersForAllWhoWait:
             return facts.pop(0)
 
         async def ask_while_it_is_found() -> list[str]:
-            next_answer = NextAnswer(find)
-            first = asyncio.create_task(next_answer.ask())
+            flight = SingleFlight(find)
+            first = asyncio.create_task(flight.ask())
             await asyncio.to_thread(begun.wait, PATIENCE)
-            others = [asyncio.create_task(next_answer.ask()) for _ in range(9)]
+            others = [asyncio.create_task(flight.ask()) for _ in range(9)]
             await asyncio.sleep(0)  # all of them ask
             go_on.set()
             return await asyncio.gather(first, *others)
@@ -155,17 +155,17 @@ class TestAnswersForAllWhoWait:
             return answer
 
         async def ask_twice() -> list[Any]:
-            next_answer = NextAnswer(find)
-            at_once = [next_answer.ask() for _ in range(3)]
+            flight = SingleFlight(find)
+            at_once = [flight.ask() for _ in range(3)]
             told = await asyncio.gather(*at_once, return_exceptions=True)
-            return [*map(str, told), await next_answer.ask()]
+            return [*map(str, told), await flight.ask()]
 
         assert asyncio.run(ask_twice()) == ["away", "away", "away", "back"]
 
     def test_one_who_goes_away_leaves_it_to_the_others(self):
         async def ask_and_leave() -> str:
-            next_answer = NextAnswer(lambda: "here")
-            leaving, staying = (asyncio.create_task(next_answer.ask()) for _ in range(2))
+            flight = SingleFlight(lambda: "here")
+            leaving, staying = (asyncio.create_task(flight.ask()) for _ in range(2))
             await asyncio.sleep(0)
             leaving.cancel()
             return await staying

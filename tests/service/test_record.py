@@ -97,15 +97,15 @@ class TestWrongSchema:
             connection.exec_driver_sql(statement)
 
     def test_a_missing_table_is_an_error_that_says_what_to_run(self, ledger):
-        self.change(ledger.database_url, "ALTER TABLE experiments RENAME TO elsewhere")
-        record = Record(ledger.database_url)
+        self.change(ledger.url, "ALTER TABLE experiments RENAME TO elsewhere")
+        record = Record(ledger.url)
         for act in (lambda: ledger.set_total(3), ledger.experiment_run, record.ping):
             with pytest.raises(WrongSchemaError, match="eigensweep serve") as raised:
                 act()
             assert not is_away(raised.value)
 
     def test_a_missing_column_is_one_as_well(self, ledger):
-        self.change(ledger.database_url, "ALTER TABLE attempts DROP COLUMN token")
+        self.change(ledger.url, "ALTER TABLE attempts DROP COLUMN token")
         for act in (ledger.load, lambda: ledger.begin(0)):
             with pytest.raises(WrongSchemaError, match="token"):
                 act()

@@ -191,7 +191,7 @@ class TestPause:
         self, record, id, ledger, client
     ):
         failing = Notice("failures", "paused, because 30 trials in a row have failed")
-        ledger.tell([failing, Notice("node", "a node is left out", "node7")])
+        ledger.record_notices([failing, Notice("node", "a node is left out", "node7")])
         for _ in range(2):  # the answer of the first call may be lost
             ledger.request_pause("trials fail one after another")
         assert (record.row(id).state, ledger.intent()) == ("pausing", "pause")
@@ -270,14 +270,14 @@ def test_a_driver_without_room_says_so_and_its_first_trial_ends_that(record, id)
     claim = record.claim(id)
     assert claim is not None
     ledger = RecordLedger(record.url, id, claim.generation)
-    ledger.enter("waiting_for_room")
+    ledger.record_phase("waiting_for_room")
     assert record.row(id).state == "waiting_for_room"
-    ledger.enter("starting")
+    ledger.record_phase("starting")
     ledger.open(0, "scornn", {}, CONFIG, "abc")
     ledger.begin(0)
     assert record.row(id).state == "running"
     record.cancel(id)
-    ledger.enter("waiting_for_room")
+    ledger.record_phase("waiting_for_room")
     assert record.row(id).state == "cancelling"
 
 

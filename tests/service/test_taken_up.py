@@ -70,7 +70,7 @@ class TestRetry:
         assert played.kinds()[-2:] == ["trial.reopened", "experiment.reopened"]
         assert record.list_queued(9) == [played.id]
         ledger = played.drive()
-        assert (ledger.standing().edition, ledger.standing().is_closed) == (1, False)
+        assert (ledger.resume_state().edition, ledger.resume_state().is_closed) == (1, False)
         played.ledger.finish(1, played.ledger.begin(1), "completed", Result(value=0.1, step=100))
         assert record.experiment(played.id).best.trial.number == 1
         assert ledger.end("completed") == "completed"
@@ -87,7 +87,7 @@ class TestRetry:
         played.ledger.end("completed")
         record.retry(played.id)
         ledger = played.drive()
-        assert ledger.standing().is_closed
+        assert ledger.resume_state().is_closed
         ledger.finish(1, ledger.begin(1), "completed", Result(value=0.1, step=100))
         assert ledger.end("completed") == "cancelled"
         row = record.row(played.id)
@@ -157,7 +157,7 @@ class TestRetry:
         assert "has used up its limits.wall_seconds (1000)" in answer.json()["detail"]
         move_start(-1500)
         record.retry(made.id)
-        assert 500 <= made.drive().standing().spent_seconds < 1000
+        assert 500 <= made.drive().resume_state().spent_seconds < 1000
 
     def test_a_stream_goes_on_over_an_end_to_the_next_one(self, client: TestClient, record, played):
         played.ledger.end("completed")
@@ -266,7 +266,7 @@ class TestExtend:
         assert grid.states() == ["completed", "completed", "cancelled"]
         assert self.post(client, grid.id, spec()).status_code == 202
         assert grid.states() == ["completed", "completed", "waiting"]
-        assert not grid.drive().standing().is_closed
+        assert not grid.drive().resume_state().is_closed
 
     def test_after_a_retry_of_what_was_cancelled_it_may_still_be_extended(
         self, client, record, spec, grid

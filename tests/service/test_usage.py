@@ -53,9 +53,9 @@ def start(url: str, content: dict[str, Any], owner: str = "anna") -> RecordLedge
 
 def read(ledger: RecordLedger) -> list[tuple[float, float, float]]:
     """Return what the experiment and its trial have used."""
-    experiment = Record(ledger.database_url).row(ledger.experiment_id)
+    experiment = Record(ledger.url).row(ledger.experiment_id)
     key = (ledger.experiment_id, 0)
-    trial = database.read(ledger.database_url, lambda session: session.get_one(TrialRow, key))
+    trial = database.read(ledger.url, lambda session: session.get_one(TrialRow, key))
     return [(row.trial_seconds, row.cpu_seconds, row.gpu_seconds) for row in (experiment, trial)]
 
 

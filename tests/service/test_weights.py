@@ -30,9 +30,10 @@ from eigensweep.service.command import cli, frame
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.settings import Settings
 from eigensweep.workers.lanes.replicates import open_attempt
-from eigensweep.workers.shared.checkpoints import PIECE, Store, pack, replicate_key, trial_key
+from eigensweep.workers.shared.checkpoints import Store, pack, replicate_key, trial_key
 from eigensweep.workers.shared.kept_files import BEST
 from eigensweep.workers.shared.messages import Source
+from eigensweep.workers.shared.stored_checkpoints import PIECE
 from eigensweep.workers.shared.thinning import thin_out
 from eigensweep.workers.trial.weights import NoWeightsError
 

@@ -12,14 +12,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from eigensweep.workers.shared.fair_shares import Allotment, Contender, Want, allot
+from eigensweep.workers.shared.fair_shares import Allotment, Claimant, Demand, allot
 from eigensweep.workers.shared.ledger import (
     NOTHING,
     Earlier,
     Finished,
+    ResumeState,
     RungReport,
     StaleWriteError,
-    Standing,
+    SupersededError,
     TrialEntry,
 )
 from eigensweep.workers.shared.messages import (
@@ -70,7 +71,7 @@ class FileLedger:
 
     def _check_generation(self, content: dict[str, Any]) -> None:
         if content["generation"] != self.generation:
-            raise StaleWriteError(f"driver {self.generation} has a successor")
+            raise SupersededError(f"driver {self.generation} has a successor")
 
     def _trial(self, content: dict[str, Any], number: int, attempt: int) -> dict[str, Any]:
         trial = content["trials"][str(number)]
@@ -279,49 +280,54 @@ class FileLedger:
             intent: Intent = content["intent"]
             return intent
 
-    def standing(self) -> Standing:
+    def resume_state(self) -> ResumeState:
         with self._open(write=True) as content:
             started = content.setdefault("started_at", time.time())
-            return Standing(content["edition"], content["closed"], time.time() - started)
+            return ResumeState(content["edition"], content["closed"], time.time() - started)
 
-    def enter(self, phase: Phase) -> None:
+    def record_phase(self, phase: Phase) -> None:
         with self._change() as content:
             content["history"].append(["enter", phase])
 
-    def ask_for(self, want: Want) -> None:
+    def record_demand(self, demand: Demand) -> None:
         with self._change() as content:
-            content["wants"] = want.to_dict()
+            content["wants"] = demand.to_dict()
 
     def find_allotment(self) -> Allotment:
         """Return what it may have beside the experiments that a test has put there."""
         with self._open(write=False) as content:
             wants, others = content.get("wants"), content.get("others", [])
         found = [(self.experiment_id, "operator", wants, 0)] if wants else []
-        contenders = [
-            Contender(id, owner, 0, 0.0, Want.from_dict(want), running)
+        claimants = [
+            Claimant(id, owner, 0, 0.0, Demand.from_dict(want), running)
             for id, owner, want, running in [*found, *others]
         ]
-        return allot(contenders).get(self.experiment_id, Allotment())
+        return allot(claimants).get(self.experiment_id, Allotment())
 
-    def tell(self, notices: Sequence[Notice]) -> None:
+    def record_notices(self, notices: Sequence[Notice]) -> None:
         with self._change() as content:
             content["notices"] = [notice.to_dict() for notice in notices]
 
     def request_pause(self, reason: str) -> None:
-        self.want("pause")
+        with self._change() as content:
+            if content["intent"] == "run":
+                content["intent"] = "pause"
 
     def pause(self) -> bool:
         with self._change() as content:
+            is_paused = bool(content["intent"] == "pause")
             for trial in content["trials"].values():
-                if trial["state"] == "running":
+                if is_paused and trial["state"] == "running":
                     trial["state"] = "waiting"
             content["history"].append(["pause", content["intent"]])
-            return bool(content["intent"] == "pause")
+            return is_paused
 
     def end(self, state: Any, error: str | None = None) -> Any:
         with self._change() as content:
             if content["end"] is not None:
                 return state
+            if state == "completed" and content["intent"] == "cancel":
+                state = "cancelled"
             content["end"] = [state, error]
             for trial in content["trials"].values():
                 if trial["state"] in OPEN_TRIALS:
@@ -340,7 +346,7 @@ class FileLedger:
         with self._open(write=True) as content:
             content["intent"] = intent
 
-    def contend(self, *others: tuple[str, str, Want, int]) -> None:
+    def contend(self, *others: tuple[str, str, Demand, int]) -> None:
         """Let other experiments be at work: id, owner, what it wants, and what runs of it."""
         with self._open(write=True) as content:
             content["others"] = [(id, o, want.to_dict(), n) for id, o, want, n in others]

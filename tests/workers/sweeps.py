@@ -74,7 +74,7 @@ class Bench:
     def start(self) -> None:
         """Forget everything but the files, as a new driver does."""
         self.study = Study(self.spec)
-        how = {"standing": self.ledger.standing(), **self.how}
+        how = {"resume_state": self.ledger.resume_state(), **self.how}
         self.sweep = Sweep(
             self.spec,
             self.ledger,
@@ -97,7 +97,7 @@ class Bench:
     def must_stop(self) -> bool:
         return False
 
-    def find_lack(self, order: Order, report: Report) -> str | None:
+    def find_missing_commit(self, order: Order, report: Report) -> str | None:
         return None
 
     def is_full(self) -> bool:

@@ -32,7 +32,7 @@ from eigensweep.workers.shared.code import (
     own_code,
     own_parts,
 )
-from eigensweep.workers.shared.heads import StaleAttemptError
+from eigensweep.workers.shared.head import StaleAttemptError
 from eigensweep.workers.shared.marks import pause_mark
 from eigensweep.workers.shared.messages import Code, Order, Report, Source
 from eigensweep.workers.shared.results import split_seeds, summarise
@@ -106,7 +106,7 @@ KEPT = {"training": {"steps": 20, "evaluate_every": 5, "spectra": True}}
 
 TRAINER = """
 import json, sys
-from eigensweep.workers.shared.heads import StaleAttemptError
+from eigensweep.workers.shared.head import StaleAttemptError
 from eigensweep.workers.shared.messages import Order
 from eigensweep.workers.trial.attempt import Attempt
 

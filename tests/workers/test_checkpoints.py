@@ -25,8 +25,9 @@ from eigensweep.workers.shared import spectrum_files
 from eigensweep.workers.shared.checkpoints import Store, pack
 from eigensweep.workers.shared.copies import copy_out
 from eigensweep.workers.shared.curves import CurvePoint, add_checksum
-from eigensweep.workers.shared.durable_files import StorageError
-from eigensweep.workers.shared.heads import Heads, StaleAttemptError
+from eigensweep.workers.shared.durable_files import DamagedError, StorageError
+from eigensweep.workers.shared.head import StaleAttemptError
+from eigensweep.workers.shared.heads import DAMAGED_HEAD, Heads
 from eigensweep.workers.shared.thinning import thin_out
 
 KEY = "e7/00012/0"
@@ -272,6 +273,39 @@ class TestAnOlderVersion:
         assert [p.step for p in Store(tmp_path).points(KEY)][6:] == [33, *range(40, 50)]
         store.kept.write(KEY, 3, "best.pt", b"better")
         assert store.kept.read(KEY, "best.pt") == b"better"
+
+    @pytest.mark.parametrize("torn", [b"", b'{"attempt": 2, "comm', b"null"])
+    @pytest.mark.parametrize("says_attempt", [True, False])
+    def test_whose_head_is_torn_is_gone_on_from_its_files(self, tmp_path, says_attempt, torn):
+        store = self.write(tmp_path, says_attempt=says_attempt)
+        (tmp_path / KEY / "head.json").write_bytes(torn)
+        with pytest.raises(DamagedError, match=r"head\.json is damaged"):
+            store.progress(KEY)
+        told = store.begin(KEY, 3)
+        assert f"{KEY}/head.json is damaged" in told
+        assert "from the checkpoint of step 30" in told
+        assert (store.newest(KEY).step, store.newest(KEY).state["step"]) == (30, 30)
+        assert store.points(KEY) == self.points()
+        assert [c.step for c in store.list_checkpoints(KEY)] == [30, 20]
+        assert store.files.read(f"{KEY}/{DAMAGED_HEAD}") == torn
+        store.commit(KEY, 3, 40, state(40), [point(40)])
+        assert Store(tmp_path).points(KEY) == [*self.points(), point(40)]
+
+    def test_whose_head_is_torn_keeps_out_what_its_files_do_not_show(self, tmp_path):
+        store = self.write(tmp_path, says_attempt=True)
+        folder = tmp_path / KEY
+        (folder / "head.json").write_bytes(b"")
+        with pytest.raises(StaleAttemptError):
+            store.begin(KEY, 1)
+        (folder / "step-000000030-3-2.pt").write_bytes(b"half of it")
+        (folder / "step-000000035-4-1.pt").write_bytes(pack(state(35)))
+        curve = folder / "curve-2.jsonl"
+        curve.write_bytes(curve.read_bytes().replace(b'"step": 30', b'"step": 31'))
+        told = store.begin(KEY, 3)
+        assert "head.json is damaged" in told
+        assert f"the curve in {tmp_path}/{KEY}" in told
+        assert "from the checkpoint of step 20" in told
+        assert store.points(KEY) == self.points()[:5]
 
     def test_is_gone_back_behind_where_its_curve_is_damaged(self, tmp_path):
         store = self.write(tmp_path, says_attempt=True)

@@ -20,7 +20,7 @@ from eigensweep.workers.driver import trainable
 from eigensweep.workers.driver.cpu_nodes import LOOK_SECONDS, CpuNodes
 from eigensweep.workers.driver.fair_share import FairShare
 from eigensweep.workers.lanes.shares import Share
-from eigensweep.workers.shared.fair_shares import Want
+from eigensweep.workers.shared.fair_shares import Demand
 
 CPU, GPU = Share({"CPU": 1.0}), Share({"CPU": 1.0, "GPU": 1.0})
 KINDS = {"a": {"CPU": 2.0}, "b": {"CPU": 3.0}, "g": {"CPU": 9.0, "GPU": 2.0}}
@@ -82,13 +82,13 @@ def test_trials_without_gpus_leave_gpu_nodes_while_another_experiment_waits_ther
     ledger, clock = FileLedger(tmp_path / "ledger.json"), Clock()
     fair = FairShare(ledger, clock)
 
-    def look(want: Want, *others: tuple[str, str, Want, int]) -> bool:
+    def look(want: Demand, *others: tuple[str, str, Demand, int]) -> bool:
         ledger.contend(*others)
         clock.now += LOOK_SECONDS * 10
         fair.count(lambda: want)
         return fair.leaves_gpus
 
-    cpus, gpus = Want(6, {"CPU": 1 / 6}), Want(2, {"CPU": 1 / 6, "GPU": 0.5})
+    cpus, gpus = Demand(6, {"CPU": 1 / 6}), Demand(2, {"CPU": 1 / 6, "GPU": 0.5})
     assert not look(cpus)
     assert not look(cpus, ("e0", "b", cpus, 0))
     assert look(cpus, ("e0", "b", gpus, 1))
@@ -153,7 +153,7 @@ def test_on_a_real_ray_they_fill_cpu_nodes_first_and_leave_gpu_nodes_to_gpus(tmp
         handle = wide.launch()
         wide.until(lambda: nodes(with_gpus=True) & set(places(wide)))  # where nothing else is free
         gpus = sweep(2, 20, resources={"gpus": 1})
-        wide.ledger.contend(("gpus", "b", Want(2, {"CPU": 1 / 6, "GPU": 0.5}), 0))
+        wide.ledger.contend(("gpus", "b", Demand(2, {"CPU": 1 / 6, "GPU": 0.5}), 0))
         waiting = Launched(cluster, tmp_path, "gpus", gpus)
         other = waiting.launch()
         begun = waiting.until(lambda: places(waiting))

@@ -22,7 +22,8 @@ from eigensweep.workers.processes.runner import LOST, REPORT, Runner
 from eigensweep.workers.shared.checkpoints import DAMAGED_CURVE, Store, replicate_key
 from eigensweep.workers.shared.curves import CHECKSUM, CurvePoint
 from eigensweep.workers.shared.durable_files import DamagedError, disk_failure
-from eigensweep.workers.shared.heads import DAMAGED_HEAD, NewerStoreError
+from eigensweep.workers.shared.head import NewerStoreError
+from eigensweep.workers.shared.heads import DAMAGED_HEAD
 from eigensweep.workers.shared.messages import Order, Report
 from eigensweep.workers.trial.attempt import Attempt
 

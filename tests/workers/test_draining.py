@@ -13,7 +13,7 @@ import pytest
 from engines import Clock
 from experiments import Launched, toys_on_path
 from sweeps import COPYING, Bench, at, spec
-from test_nonces import order_in
+from test_store_markers import order_in
 from waiting import PATIENCE, wait_until
 
 from eigensweep.workers.driver import capacity

@@ -21,7 +21,7 @@ from eigensweep.workers.lanes.engine import Engine
 from eigensweep.workers.lanes.register import EngineError
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.durable_files import storage_error
-from eigensweep.workers.shared.heads import StaleAttemptError
+from eigensweep.workers.shared.head import StaleAttemptError
 from eigensweep.workers.shared.marks import cancel_mark, pause_mark
 from eigensweep.workers.shared.messages import EngineNeed
 from eigensweep.workers.trial import attempt

@@ -16,8 +16,8 @@ from eigensweep.workers.lanes.shares import Share
 from eigensweep.workers.shared import fair_shares as module
 from eigensweep.workers.shared.fair_shares import (
     ROUNDING,
-    Contender,
-    Want,
+    Claimant,
+    Demand,
     allot,
     share_out,
 )
@@ -30,10 +30,10 @@ OF_ONE_SIZE = st.lists(
 PARTS = st.dictionaries(st.sampled_from(["CPU", "GPU"]), st.floats(0.01, 1.0), min_size=1)
 
 
-def contend(slots: int, *those: tuple[str, int, int]) -> list[Contender]:
+def contend(slots: int, *those: tuple[str, int, int]) -> list[Claimant]:
     """Return experiments of (owner, priority, trials), in the order in which they were posted."""
     return [
-        Contender(f"e{n}", owner, priority, n, Want(trials, {"CPU": 1 / slots}))
+        Claimant(f"e{n}", owner, priority, n, Demand(trials, {"CPU": 1 / slots}))
         for n, (owner, priority, trials) in enumerate(those)
     ]
 
@@ -66,14 +66,14 @@ def test_with_fewer_places_than_experiments_the_first_ones_have_them():
 
 
 def test_trials_of_other_sizes_count_by_their_dominant_resource():
-    wide, narrow = Want(9, {"CPU": 0.25, "GPU": 0.1}), Want(99, {"CPU": 0.0625})
-    found = share_out([Contender("w", "a", 0, 0, wide), Contender("n", "b", 0, 1, narrow)])
+    wide, narrow = Demand(9, {"CPU": 0.25, "GPU": 0.1}), Demand(99, {"CPU": 0.0625})
+    found = share_out([Claimant("w", "a", 0, 0, wide), Claimant("n", "b", 0, 1, narrow)])
     assert found == {"w": 2, "n": 8}
 
 
 def test_who_needs_gpus_leaves_the_cpus_to_others():
-    gpus, cpus = Want(9, {"CPU": 0.05, "GPU": 0.5}), Want(99, {"CPU": 0.1})
-    found = share_out([Contender("g", "a", 0, 0, gpus), Contender("c", "b", 0, 1, cpus)])
+    gpus, cpus = Demand(9, {"CPU": 0.05, "GPU": 0.5}), Demand(99, {"CPU": 0.1})
+    found = share_out([Claimant("g", "a", 0, 0, gpus), Claimant("c", "b", 0, 1, cpus)])
     assert found == {"g": 2, "c": 9}
 
 
@@ -114,12 +114,12 @@ def test_a_node_more_takes_nothing_from_anybody(slots, those):
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 30), PARTS), max_size=6))
 def test_no_resource_is_given_twice_and_nothing_fits_that_is_still_wanted(those):
-    contenders = [
-        Contender(f"e{n}", owner, 0, n, Want(trials, parts))
+    claimants = [
+        Claimant(f"e{n}", owner, 0, n, Demand(trials, parts))
         for n, (owner, trials, parts) in enumerate(those)
     ]
-    shares = share_out(contenders)
-    now = [replace(each, running=shares[each.experiment]) for each in contenders]
+    shares = share_out(claimants)
+    now = [replace(each, running=shares[each.experiment]) for each in claimants]
     for kind in ("CPU", "GPU"):
         assert sum(c.running * c.want.parts.get(kind, 0) for c in now) <= 1 + 2 * ROUNDING
     more = [replace(each, want=replace(each.want, trials=each.want.trials + 1)) for each in now]
@@ -128,12 +128,12 @@ def test_no_resource_is_given_twice_and_nothing_fits_that_is_still_wanted(those)
         assert each.running == each.want.trials or found[each.experiment].is_crowded
 
 
-def share_place_by_place(contenders: list[Contender]) -> dict[str, int]:
+def share_place_by_place(claimants: list[Claimant]) -> dict[str, int]:
     """Return what `share_out` does, by a look at all experiments for each place."""
-    shares = dict.fromkeys((each.experiment for each in contenders), 0)
+    shares = dict.fromkeys((each.experiment for each in claimants), 0)
     used: defaultdict[str, float] = defaultdict(float)
     of_users: defaultdict[str, float] = defaultdict(float)
-    ordered = sorted(contenders, key=lambda c: (-c.priority, c.since, c.experiment))
+    ordered = sorted(claimants, key=lambda c: (-c.priority, c.since, c.experiment))
     for priority in dict.fromkeys(each.priority for each in ordered):
         waiting = [each for each in ordered if each.priority == priority]
         while waiting:
@@ -169,11 +169,11 @@ def share_place_by_place(contenders: list[Contender]) -> dict[str, int]:
     )
 )
 def test_the_shares_are_those_of_filling_place_by_place(those):
-    contenders = [
-        Contender(f"e{n}", owner, priority, since, Want(trials, parts))
+    claimants = [
+        Claimant(f"e{n}", owner, priority, since, Demand(trials, parts))
         for n, (owner, priority, since, trials, parts) in enumerate(those)
     ]
-    assert share_out(contenders) == share_place_by_place(contenders)
+    assert share_out(claimants) == share_place_by_place(claimants)
 
 
 @given(
@@ -191,17 +191,17 @@ def test_the_shares_are_those_of_filling_place_by_place(those):
     st.sampled_from([400, 1500]),
 )
 def test_most_of_many_places_are_given_at_once_and_the_shares_are_the_same(those, places):
-    contenders = [
-        Contender(
+    claimants = [
+        Claimant(
             f"e{n}",
             owner,
             priority,
             n,
-            Want(trials, {kind: size * part / places for kind, part in parts.items()}),
+            Demand(trials, {kind: size * part / places for kind, part in parts.items()}),
         )
         for n, (owner, priority, trials, size, parts) in enumerate(those)
     ]
-    assert share_out(contenders) == share_place_by_place(contenders)
+    assert share_out(claimants) == share_place_by_place(claimants)
 
 
 def test_few_places_are_given_one_by_one(monkeypatch):
@@ -215,7 +215,7 @@ def test_few_places_are_given_one_by_one(monkeypatch):
 class TestWhatADriverKeepsTo:
     """One experiment whose ledger a test fills with others, which have another user."""
 
-    WANT = Want(4, {"CPU": 0.25})
+    DEMAND = Demand(4, {"CPU": 0.25})
 
     @pytest.fixture
     def clock(self):
@@ -229,7 +229,7 @@ class TestWhatADriverKeepsTo:
     def fair(self, ledger, clock):
         return FairShare(ledger, clock)
 
-    def look(self, fair, clock, want=WANT):
+    def look(self, fair, clock, want=DEMAND):
         clock.now += LOOK_SECONDS
         return fair.count(lambda: want)
 
@@ -239,19 +239,19 @@ class TestWhatADriverKeepsTo:
         assert not fair.has_no_place
 
     def test_beside_another_it_says_why_it_has_half(self, fair, clock, ledger):
-        ledger.contend(("e0", "b", self.WANT, 2))
+        ledger.contend(("e0", "b", self.DEMAND, 2))
         assert self.look(fair, clock) == 2
         notice = fair.notice()
         assert notice.kind == "share"
         assert notice.words == "its fair share is 2 of 4 places, beside 1 other experiment"
 
     def test_it_says_that_it_waits_for_the_trials_of_others(self, fair, clock, ledger):
-        ledger.contend(("e0", "b", self.WANT, 4))
-        assert self.look(fair, clock, Want(1, {"CPU": 0.25})) == 1
+        ledger.contend(("e0", "b", self.DEMAND, 4))
+        assert self.look(fair, clock, Demand(1, {"CPU": 0.25})) == 1
         assert fair.has_no_place
         assert fair.notice().words.endswith("it gets them when trials of others end")
-        ledger.contend(("e0", "b", self.WANT, 3))
-        assert self.look(fair, clock, Want(1, {"CPU": 0.25})) == 1
+        ledger.contend(("e0", "b", self.DEMAND, 3))
+        assert self.look(fair, clock, Demand(1, {"CPU": 0.25})) == 1
         assert not fair.has_no_place
         assert fair.notice() is None
 
@@ -259,14 +259,16 @@ class TestWhatADriverKeepsTo:
         self, fair, clock, ledger, monkeypatch
     ):
         calls = []
-        ask_for, find_allotment = ledger.ask_for, ledger.find_allotment
-        monkeypatch.setattr(ledger, "ask_for", lambda some: calls.append("want") or ask_for(some))
+        record_demand, find_allotment = ledger.record_demand, ledger.find_allotment
+        monkeypatch.setattr(
+            ledger, "record_demand", lambda some: calls.append("want") or record_demand(some)
+        )
         monkeypatch.setattr(
             ledger, "find_allotment", lambda: calls.append("share") or find_allotment()
         )
         for _ in range(3):
             self.look(fair, clock)
-            fair.count(lambda: self.WANT)
+            fair.count(lambda: self.DEMAND)
         assert calls == ["want", "share", "share", "share"]
 
 

@@ -24,7 +24,7 @@ SLOW = """
 import builtins, os, signal, sys
 
 from tests_of_fencing import change
-from eigensweep.workers.shared.heads import StaleAttemptError
+from eigensweep.workers.shared.head import StaleAttemptError
 
 moments = stopped = 0
 root, opened = None, open

@@ -31,13 +31,13 @@ from eigensweep.workers.driver.deletion import remove
 from eigensweep.workers.driver.experiment import ExperimentDriver
 from eigensweep.workers.driver.stopping import StopReason
 from eigensweep.workers.driver.store_watch import StoreWatch
-from eigensweep.workers.shared import nonces, spectrum_files
+from eigensweep.workers.shared import spectrum_files, store_markers
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.disk_use import measure_store
 from eigensweep.workers.shared.durable_files import StoreAwayError, disk_failure
 from eigensweep.workers.shared.files import is_url, open_files, try_out
-from eigensweep.workers.shared.heads import StaleAttemptError
+from eigensweep.workers.shared.head import StaleAttemptError
 from eigensweep.workers.shared.kept_files import BEST
 from eigensweep.workers.shared.marks import cancel_mark, pause_mark
 from eigensweep.workers.shared.messages import DriverOptions
@@ -181,11 +181,11 @@ class TestEveryStore:
         with pytest.raises(FileNotFoundError):
             store.kept.fetch("e1/00009/0", BEST, tmp_path)
         assert spectrum_files.read(store, KEY) == [(5, {"W": {"eigenvalues": []}})]
-        nonce = nonces.leave(store, "e1", {"torch": "2"})
-        assert nonces.read(store, "e1", nonce) == {"torch": "2"}
-        nonces.leave(store, "e1", {})
+        marker = store_markers.write(store, "e1", {"torch": "2"})
+        assert store_markers.read(store, "e1", marker) == {"torch": "2"}
+        store_markers.write(store, "e1", {})
         with pytest.raises(StoreAwayError, match="not the store of the driver"):
-            nonces.read(store, "e1", nonce)
+            store_markers.read(store, "e1", marker)
 
 
 class TestWhoComesLate:
@@ -431,10 +431,10 @@ def test_a_driver_hands_out_trials_and_stops_them_through_the_object_store(
     driver = ExperimentDriver("e1", content, ledger, options)
     monkeypatch.setattr(driver, "_concurrency", lambda: 2)
     first, second = driver.next_order(), driver.next_order()
-    nonces.read(Store(url), "e1", first.nonce)
+    store_markers.read(Store(url), "e1", first.marker)
     report = Attempt(first, "cpu").advance()
-    assert driver.find_lack(first, report) is None
-    assert "driver finds step -1" in driver.find_lack(second, report)
+    assert driver.find_missing_commit(first, report) is None
+    assert "driver finds step -1" in driver.find_missing_commit(second, report)
     ledger.want("pause")
     driver.must_stop()
     assert Attempt(second, "cpu").advance().lost_by == "pause"

@@ -42,12 +42,12 @@ from eigensweep.workers.driver.draining import Draining
 from eigensweep.workers.driver.fair_share import FairShare
 from eigensweep.workers.driver.lanes import choose_lanes
 from eigensweep.workers.driver.leaders import config_to_train
-from eigensweep.workers.driver.nonce import LeftNonce, find_lack
 from eigensweep.workers.driver.report import write_report
 from eigensweep.workers.driver.schedulers import Past, make_scheduler
 from eigensweep.workers.driver.searcher import LIVE
 from eigensweep.workers.driver.stalls import StallWatch, read_progress
 from eigensweep.workers.driver.stopping import StopReason
+from eigensweep.workers.driver.store_marker import StoreMarker, find_missing_commit
 from eigensweep.workers.driver.store_watch import StoreWatch
 from eigensweep.workers.driver.study import Study
 from eigensweep.workers.driver.sweep import Job, Sweep
@@ -57,7 +57,7 @@ from eigensweep.workers.lanes.shares import Share, share_of, spread_lanes
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.code import own_code, own_parts
 from eigensweep.workers.shared.disk_space import DiskSpace
-from eigensweep.workers.shared.fair_shares import Want
+from eigensweep.workers.shared.fair_shares import Demand
 from eigensweep.workers.shared.files import is_url
 from eigensweep.workers.shared.ledger import Ledger, StaleWriteError, TrialEntry
 from eigensweep.workers.shared.messages import (
@@ -122,10 +122,10 @@ class ExperimentDriver:
         self, experiment: str, spec: ExperimentSpec, ledger: Ledger, options: DriverOptions
     ) -> None:
         self.experiment, self.spec, self.ledger, self.options = experiment, spec, ledger, options
-        better, standing = spec.objective_metric.better, ledger.standing()
+        better, resume_state = spec.objective_metric.better, ledger.resume_state()
         self.tracker: Tracker | None = None
         if options.mlflow_uri is not None:
-            subject = make_subject(experiment, spec, better, standing.owner)
+            subject = make_subject(experiment, spec, better, resume_state.owner)
             self.tracker = Tracker(options.mlflow_uri, subject, ledger, options.storage)
         store = Store(options.storage)
         self.sweep = Sweep(
@@ -136,10 +136,10 @@ class ExperimentDriver:
             watch=self.tracker.see if self.tracker else lambda entry: None,
             cordons=Cordons(lambda: find_nodes(self.share), find_silent_nodes),
             take_over=partial(take_over, store, experiment),
-            standing=standing,
+            resume_state=resume_state,
         )
         limit = spec.limits.wall_seconds
-        deadline = None if limit is None else time.monotonic() + limit - standing.spent_seconds
+        deadline = None if limit is None else time.monotonic() + limit - resume_state.spent_seconds
         self._watch = StoreWatch(experiment)
         self.why_stop = StopReason(
             experiment, ledger, options.storage, self._watch, limit, deadline
@@ -164,7 +164,7 @@ class ExperimentDriver:
         self._corpora = (
             SharedCorpora(store, options.data_root, experiment) if options.shares_corpora else None
         )
-        self._nonce = LeftNonce(store, experiment, own_parts(), self._watch)
+        self._marker = StoreMarker(store, experiment, own_parts(), self._watch)
         self._told: list[Notice] | None = None
         """The notices that the ledger has; None: those of an earlier driver."""
         self._in_lanes: set[int] = set()
@@ -199,11 +199,11 @@ class ExperimentDriver:
 
     def next_order(self) -> Order | None:
         """Return what the next trial's process is to do; None: nothing waits, or has no room."""
-        if self._disks.notice() is not None or (nonce := self._nonce.keep()) is None:
+        if self._disks.notice() is not None or (marker := self._marker.refresh()) is None:
             return None
         if self.sweep.running >= self._concurrency() or (job := self.sweep.next_job()) is None:
             return None
-        order = make_order(self.experiment, self.spec, self.options, self.share, job, nonce)
+        order = make_order(self.experiment, self.spec, self.options, self.share, job, marker)
         if self._corpora is not None:
             order = replace(order, corpus=self._corpora.provide(order.config))
         (self._in_lanes.discard if order.engine is None else self._in_lanes.add)(order.number)
@@ -240,14 +240,14 @@ class ExperimentDriver:
             self.sweep.end(number, "stalled", error=stall.words)
         return {stall.entry.number for stall in stalled}
 
-    def find_lack(self, order: Order, report: Report) -> str | None:
+    def find_missing_commit(self, order: Order, report: Report) -> str | None:
         """Return what the store lacks of what a report says is committed; None: nothing.
 
         Where the driver cannot read the store, it believes the report.
         """
         lack = None
         with self._watch.asking():
-            lack = find_lack(self._store, order, report)
+            lack = find_missing_commit(self._store, order, report)
         host = "unknown" if report.place is None else report.place.node
         return lack and f"node {host}: {lack}"
 
@@ -303,11 +303,11 @@ class ExperimentDriver:
         if notices != self._told:
             if low and low not in (self._told or ()):
                 logger.warning("%s experiment=%s", low.words, self.experiment)
-            self.ledger.tell(notices)
+            self.ledger.record_notices(notices)
             self._told = notices
         waits = self._fair.has_no_place and not self.sweep.is_training
         if waits and not self._waits_for_others:
-            self.ledger.enter("waiting_for_room")
+            self.ledger.record_phase("waiting_for_room")
         self._waits_for_others = waits
 
     def _pause(self) -> bool:
@@ -324,8 +324,8 @@ class ExperimentDriver:
         return False
 
     def _wait_for_store(self) -> None:
-        """Wait until the store answers, or there is a reason to stop. Tune starts after that."""
-        while self._nonce.keep() is None and not self.must_stop():
+        """Wait until the store answers, or there is a reason to stop: Tune is not begun before."""
+        while self._marker.refresh() is None and not self.must_stop():
             time.sleep(1)
 
     def _wait_for_room(self) -> None:
@@ -340,11 +340,11 @@ class ExperimentDriver:
             if time.monotonic() >= deadline or self.why_stop() is not None:
                 return
             if not has_waited:
-                self.ledger.enter("waiting_for_room")
+                self.ledger.record_phase("waiting_for_room")
             has_waited = True
             time.sleep(1)
         if has_waited:
-            self.ledger.enter("starting")
+            self.ledger.record_phase("starting")
 
     def _run_in_turns(self) -> None:
         """Run Ray Tune until the sweep is over or must stop, with breaks while no share is left.
@@ -415,9 +415,9 @@ class ExperimentDriver:
         """Return how many trials run at once: the least of limit, capacity and fair share."""
         slots = self._count_slots()
         most = max(1, min([slots, *self._bounds()]))
-        return min(most, self._fair.count(lambda: self._find_want(most))) if slots else most
+        return min(most, self._fair.count(lambda: self._find_demand(most))) if slots else most
 
-    def _find_want(self, most: int) -> Want:
+    def _find_demand(self, most: int) -> Demand:
         """Return what the experiment wants of the cluster, of which it may have `most`."""
         startable = self.sweep.startable
         if self._disks.notice() is not None:
@@ -425,7 +425,7 @@ class ExperimentDriver:
         trials = most if startable is None else min(startable, most)
         # One at least: whether the search has an end is known when it is asked for more.
         memory = -(-(private_bytes() or 0) // MEMORY_STEP) * MEMORY_STEP
-        return Want(max(1, trials), find_parts(self.share), memory, os.getpid())
+        return Demand(max(1, trials), find_parts(self.share), memory, os.getpid())
 
     def _bounds(self) -> list[int]:
         bounds = (self.options.concurrency, self.spec.limits.concurrency)
@@ -495,14 +495,14 @@ class ExperimentDriver:
             self.ledger.intent()
             trouble = tracker.find_trouble()
             if trouble is not None:
-                self.ledger.tell([trouble])
+                self.ledger.record_notices([trouble])
                 tracker.abandon()
 
         try:
             tracker.wait(look)
             refusal = tracker.find_refusal()
             if refusal is not None:
-                self.ledger.tell([refusal])
+                self.ledger.record_notices([refusal])
         except StaleWriteError as error:
             logger.info("it is delivered later experiment=%s: %s", self.experiment, error)
 
@@ -526,7 +526,7 @@ def make_order(
     options: DriverOptions,
     share: Share,
     job: Job,
-    nonce: str | None = None,
+    marker: str | None = None,
 ) -> Order:
     """Return what the process of a job's trial is to do."""
     entry = job.entry
@@ -561,7 +561,7 @@ def make_order(
         shown=_numbers(entry.current_params) if is_population else {},
         takeover=entry.lineage[-1] if entry.lineage else None,
         stall_seconds=spec.limits.stall_seconds,
-        nonce=nonce,
+        marker=marker,
         memory_limit=limit_memory(spec, trained),
         labels=share.labels,
         seeds_go_on=spec.scheduler.name == "none",

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from eigensweep.workers.shared.fair_shares import Allotment, Want
-from eigensweep.workers.shared.ledger import Ledger
+from eigensweep.workers.shared.fair_shares import Allotment, Demand
+from eigensweep.workers.shared.ledger import ShareLedger
 from eigensweep.workers.shared.messages import Notice
 
 LOOK_SECONDS: Final = 2.0
@@ -21,33 +21,33 @@ LOOK_SECONDS: Final = 2.0
 class FairShare:
     """One experiment's share, as the ledger has it."""
 
-    def __init__(self, ledger: Ledger, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, ledger: ShareLedger, clock: Callable[[], float] = time.monotonic) -> None:
         self._ledger, self._clock = ledger, clock
-        self._want = Want(0)
-        self._told: Want | None = None
+        self._demand = Demand(0)
+        self._told: Demand | None = None
         """What the ledger has."""
         self._may_have = Allotment()
         self._looked_at = float("-inf")
 
-    def count(self, find_want: Callable[[], Want]) -> int:
+    def count(self, find_demand: Callable[[], Demand]) -> int:
         """Return how many trials may run at once now.
 
-        `find_want` says what the experiment wants. It is asked every `LOOK_SECONDS`, and the ledger
-        is told if that has changed.
+        `find_demand` is called every `LOOK_SECONDS`, and the ledger is told if the demand has
+        changed.
         """
         if self._clock() >= self._looked_at + LOOK_SECONDS:
             self._looked_at = self._clock()
-            self._want = find_want()
-            if self._want != self._told:
-                self._ledger.ask_for(self._want)
-                self._told = self._want
+            self._demand = find_demand()
+            if self._demand != self._told:
+                self._ledger.record_demand(self._demand)
+                self._told = self._demand
             self._may_have = self._ledger.find_allotment()
         return self._may_have.trials
 
     @property
     def wanted(self) -> int:
-        """How many trials could run at once if there were no other experiment."""
-        return self._want.trials
+        """How many trials could run at once, were there no other experiment."""
+        return self._demand.trials
 
     @property
     def has_no_place(self) -> bool:

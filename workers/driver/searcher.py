@@ -58,7 +58,7 @@ class Live(Protocol):
     def end_stalled(self) -> Set[int]:
         """Record the trials that make no progress as stalled; return their numbers."""
 
-    def find_lack(self, order: Order, report: Report) -> str | None:
+    def find_missing_commit(self, order: Order, report: Report) -> str | None:
         """Return what the store lacks of what a report says is committed; None: nothing."""
 
 
@@ -196,7 +196,7 @@ class Recorder(tune.Callback):
         population, ends here for Tune, so that Tune keeps its process.
         """
         order, report = Order.from_dict(trial.config), trial.report
-        lack = None if report.lost else LIVE[self.experiment].find_lack(order, report)
+        lack = None if report.lost else LIVE[self.experiment].find_missing_commit(order, report)
         if lack is not None:
             report = replace(report, lost=lack, lost_by="disk")
         if report.lost is not None:

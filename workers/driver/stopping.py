@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from eigensweep.workers.driver.store_watch import StoreWatch
-from eigensweep.workers.shared.ledger import PAUSED, Ledger
+from eigensweep.workers.shared.ledger import PAUSED, CourseLedger
 from eigensweep.workers.shared.marks import Mark, cancel_mark, pause_mark
 
 ASK_SECONDS = 1.0
@@ -27,7 +27,7 @@ class StopReason:
     def __init__(
         self,
         experiment: str,
-        ledger: Ledger,
+        ledger: CourseLedger,
         storage: str,
         store: StoreWatch,
         wall_seconds: float | None = None,

@@ -30,10 +30,10 @@ from eigensweep.workers.shared.ledger import (
     NOTHING,
     PAUSED,
     Finished,
-    Ledger,
+    ResumeState,
     RungReport,
     StaleWriteError,
-    Standing,
+    SweepLedger,
     TrialEntry,
 )
 from eigensweep.workers.shared.messages import LostBy, Metrics, Notice, Place, Result, Source
@@ -41,8 +41,8 @@ from eigensweep.workers.shared.states import OPEN_TRIALS, UNTRAINED, ExperimentE
 
 logger = logging.getLogger(__name__)
 
-FIRST_TIME = Standing()
-"""The standing of an experiment that was never over."""
+FIRST_TIME = ResumeState()
+"""How an experiment stands that was never over."""
 
 MOST_DAMAGES = 3
 """The most trials whose damage a notice describes; the event log has all."""
@@ -74,7 +74,7 @@ class Sweep:
     def __init__(
         self,
         spec: ExperimentSpec,
-        ledger: Ledger,
+        ledger: SweepLedger,
         study: Study,
         *,
         retries: int,
@@ -82,14 +82,14 @@ class Sweep:
         cordons: Cordons | None = None,
         clock: Callable[[], float] = time.monotonic,
         take_over: Callable[[TrialEntry], None] = lambda entry: None,
-        standing: Standing = FIRST_TIME,
+        resume_state: ResumeState = FIRST_TIME,
     ) -> None:
         """Take up what the ledger holds; unfinished trials are handed out first.
 
         `watch` is called with every trial, as it is found and whenever it changes. `take_over`
-        copies the checkpoints that the newest of a trial's `lineage` names, unless that was done
-        before. `cordons` knows the nodes that trials can go to. `standing` says whether new trials
-        are drawn.
+        brings the newest of a trial's `lineage` about in the store, if that was not done before.
+        `cordons` knows the nodes that trials can go to. `resume_state` says whether new trials are
+        drawn.
         """
         self.spec, self.ledger, self.study = spec, ledger, study
         self.watch = watch
@@ -130,9 +130,9 @@ class Sweep:
             if e.state == "waiting" and n not in self._arrived
         )
         self._handed_out: set[int] = set()
-        has_searched = self._has_raced and not standing.edition
-        self._exhausted = has_searched or standing.is_closed
-        self._most = len(self.entries) if standing.is_closed else spec.trial_count()
+        has_searched = self._has_raced and not resume_state.edition
+        self._exhausted = has_searched or resume_state.is_closed
+        self._most = len(self.entries) if resume_state.is_closed else spec.trial_count()
         ledger.set_total(self._most)
 
     def _take_up(self, entry: TrialEntry) -> TrialEntry:

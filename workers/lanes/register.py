@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from eigensweep.workers.lanes.members import MemberTrial
-from eigensweep.workers.shared.heads import StaleAttemptError
+from eigensweep.workers.shared.head import StaleAttemptError
 from eigensweep.workers.shared.messages import Order, Report
 
 

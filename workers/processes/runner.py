@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from eigensweep.workers.shared import logs, nonces, traces
+from eigensweep.workers.shared import logs, store_markers, traces
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.code import ForeignCodeError, check_build, check_code
 from eigensweep.workers.shared.durable_files import disk_failure
@@ -193,8 +193,8 @@ def check_order(order: Order) -> None:
     logs.set_up(order.log_format)
     logs.name_process(order.experiment, order.number)
     parts = None
-    if order.nonce is not None:
-        parts = nonces.read(Store(order.storage), order.experiment, order.nonce)
+    if order.marker is not None:
+        parts = store_markers.read(Store(order.storage), order.experiment, order.marker)
     check_code(order.code, parts)
 
 

@@ -33,7 +33,7 @@ LARGEST_MARGIN: Final = 0.2
 
 
 @dataclass(frozen=True)
-class Want(Message):
+class Demand(Message):
     """What an experiment wants of the cluster now."""
 
     trials: int
@@ -53,7 +53,7 @@ class Want(Message):
 
 
 @dataclass(frozen=True)
-class Contender:
+class Claimant:
     """An experiment that has a driver and wants trials to run."""
 
     experiment: str
@@ -61,7 +61,7 @@ class Contender:
     priority: int
     since: float
     """When it was posted: where nothing else decides, the first comes first."""
-    want: Want
+    demand: Demand
     running: int = 0
     """How many of its trials run now."""
 
@@ -84,54 +84,54 @@ class Allotment(Message):
 
 
 def allot(
-    contenders: Sequence[Contender], shares: Mapping[str, int] | None = None
+    claimants: Sequence[Claimant], shares: Mapping[str, int] | None = None
 ) -> dict[str, Allotment]:
     """Return what each experiment may have, by its id; `shares` are those of `share_out`."""
-    shares = share_out(contenders) if shares is None else shares
+    shares = share_out(claimants) if shares is None else shares
     used: defaultdict[str, float] = defaultdict(float)
-    for each in contenders:
-        for kind, part in each.want.parts.items():
+    for each in claimants:
+        for kind, part in each.demand.parts.items():
             used[kind] += part * each.running
-    short = {c.experiment for c in contenders if c.running < shares[c.experiment]}
-    priorities = Counter(c.priority for c in contenders)
-    lack_gpus = any(c.want.parts.get("GPU") and c.experiment in short for c in contenders)
+    short = {c.experiment for c in claimants if c.running < shares[c.experiment]}
+    priorities = Counter(c.priority for c in claimants)
+    lack_gpus = any(c.demand.parts.get("GPU") and c.experiment in short for c in claimants)
     return {
         each.experiment: Allotment(
             shares[each.experiment],
-            others=len(contenders) - 1,
+            others=len(claimants) - 1,
             higher=sum(count for found, count in priorities.items() if found > each.priority),
-            is_crowded=each.experiment in short and not _fits(each.want, used),
-            leaves_gpus=lack_gpus and not each.want.parts.get("GPU"),
+            is_crowded=each.experiment in short and not _fits(each.demand, used),
+            leaves_gpus=lack_gpus and not each.demand.parts.get("GPU"),
         )
-        for each in contenders
+        for each in claimants
     }
 
 
-_Row = tuple[float, float, Contender]
+_Row = tuple[float, float, Claimant]
 """What an experiment wants at most, and one trial of it, in its dominant resource."""
 
 
-def share_out(contenders: Sequence[Contender]) -> dict[str, int]:
+def share_out(claimants: Sequence[Claimant]) -> dict[str, int]:
     """Return how many trials each experiment may have at once, by its id.
 
     No experiment gets more than it wants. The shares are work-conserving: no slot stays idle that a
     waiting trial fits.
 
-    >>> a, b = (Contender(e, e, 0, 0, Want(n, {"CPU": 0.25})) for e, n in (("a", 9), ("b", 1)))
+    >>> a, b = (Claimant(e, e, 0, 0, Demand(n, {"CPU": 0.25})) for e, n in (("a", 9), ("b", 1)))
     >>> share_out([a, b])
     {'a': 3, 'b': 1}
     """
-    shares = {each.experiment: 0 for each in contenders}
+    shares = {each.experiment: 0 for each in claimants}
     used: defaultdict[str, float] = defaultdict(float)
     of_users: defaultdict[str, float] = defaultdict(float)
-    ordered = sorted(contenders, key=lambda c: (-c.priority, c.since, c.experiment))
+    ordered = sorted(claimants, key=lambda c: (-c.priority, c.since, c.experiment))
     for _, group in groupby(ordered, key=lambda c: c.priority):
         _fill(list(group), shares, used, of_users)
     return shares
 
 
 def _fill(
-    waiting: list[Contender],
+    waiting: list[Claimant],
     shares: dict[str, int],
     used: defaultdict[str, float],
     of_users: defaultdict[str, float],
@@ -144,7 +144,7 @@ def _fill(
     own: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
     _fill_to_level(waiting, shares, used, of_users)
     for number, each in enumerate(waiting):
-        own[each.owner].append((round(shares[each.experiment] * each.want.dominant, 9), number))
+        own[each.owner].append((round(shares[each.experiment] * each.demand.dominant, 9), number))
     for mine in own.values():
         heapify(mine)
     users = [(round(of_users[owner], 9), *mine[0], owner) for owner, mine in own.items()]
@@ -152,8 +152,8 @@ def _fill(
     while users:
         *_, number, owner = users[0]
         least, mine = waiting[number], own[owner]
-        parts, dominant = least.want.parts, least.want.dominant
-        if shares[least.experiment] >= least.want.trials or not _fits(least.want, used):
+        parts, dominant = least.demand.parts, least.demand.dominant
+        if shares[least.experiment] >= least.demand.trials or not _fits(least.demand, used):
             heappop(mine)
         else:
             shares[least.experiment] += 1
@@ -168,7 +168,7 @@ def _fill(
 
 
 def _fill_to_level(
-    waiting: list[Contender],
+    waiting: list[Claimant],
     shares: dict[str, int],
     used: defaultdict[str, float],
     of_users: defaultdict[str, float],
@@ -181,13 +181,13 @@ def _fill_to_level(
     """
     own: defaultdict[str, list[_Row]] = defaultdict(list)
     for each in waiting:
-        if size := each.want.dominant:
-            own[each.owner].append((each.want.trials * size, size, each))
+        if size := each.demand.dominant:
+            own[each.owner].append((each.demand.trials * size, size, each))
     for mine in own.values():
         mine.sort(key=lambda row: row[0])
     margin = 3 * sum(size for mine in own.values() for _, size, _ in mine)
-    low, high = 0.0, float(len({kind for each in waiting for kind in each.want.parts}))
-    given: list[tuple[Contender, int]] = []
+    low, high = 0.0, float(len({kind for each in waiting for kind in each.demand.parts}))
+    given: list[tuple[Claimant, int]] = []
     for _ in range(LEVELS if margin < LARGEST_MARGIN else 0):
         level = (low + high) / 2
         tried = [
@@ -195,7 +195,7 @@ def _fill_to_level(
         ]
         need: defaultdict[str, float] = defaultdict(float)
         for each, count in tried:
-            for kind, part in each.want.parts.items():
+            for kind, part in each.demand.parts.items():
                 need[kind] += count * part
         if all(used[kind] + amount + margin <= 1 for kind, amount in need.items()):
             low, given = level, tried
@@ -203,12 +203,12 @@ def _fill_to_level(
             high = level
     for each, count in given:
         shares[each.experiment] += count
-        of_users[each.owner] += count * each.want.dominant
-        for kind, part in each.want.parts.items():
+        of_users[each.owner] += count * each.demand.dominant
+        for kind, part in each.demand.parts.items():
             used[kind] += count * part
 
 
-def _spread(mine: Sequence[_Row], room: float) -> list[tuple[Contender, int]]:
+def _spread(mine: Sequence[_Row], room: float) -> list[tuple[Claimant, int]]:
     """Return how many places each experiment of a user gets: alike, or all that it wants.
 
     A place of each is left out of `room`, since the last one may be begun and not filled.
@@ -222,6 +222,6 @@ def _spread(mine: Sequence[_Row], room: float) -> list[tuple[Contender, int]]:
     return found
 
 
-def _fits(want: Want, used: Mapping[str, float]) -> bool:
+def _fits(demand: Demand, used: Mapping[str, float]) -> bool:
     """Tell whether what is used leaves a whole place for one more trial."""
-    return all(used[kind] + part <= 1 + ROUNDING for kind, part in want.parts.items())
+    return all(used[kind] + part <= 1 + ROUNDING for kind, part in demand.parts.items())

@@ -39,8 +39,13 @@ class FolderFiles:
         self.place, self._root = str(place), Path(place)
 
     def read(self, path: str) -> bytes:
-        with self._told("read", path) as place:
-            return place.read_bytes()
+        try:
+            with open(os.path.join(self.place, path), "rb") as file:
+                return file.read()
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            self.fail("read", path, error)
 
     def open(self, path: str) -> IO[bytes]:
         with self._told("read", path) as place:
@@ -52,12 +57,12 @@ class FolderFiles:
         return None
 
     def names(self, folder: str) -> list[str]:
-        with (
-            suppress(FileNotFoundError),
-            self._told("read", folder) as place,
-        ):
-            return sorted(os.listdir(place))
-        return []
+        try:
+            return sorted(os.listdir(os.path.join(self.place, folder)))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            self.fail("read", folder, error)
 
     def sizes(self) -> Iterator[tuple[str, int]]:
         """Yield path and bytes of each file; links are not followed, what vanishes is left out."""

@@ -1,7 +1,8 @@
 """What a driver needs of the record of experiments, and the words both use for how a trial can end.
 
 The ledger is the only memory that recovery trusts: a driver is a function of (spec, ledger). The
-service passes an implementation in; it must survive pickling into the driver's process. Every write
+service passes an implementation in; it must survive pickling into the driver's process. What uses
+only a part of it asks for the protocol of that part. Every write
 carries the driver's generation, and the trial's attempt: a lower one than the ledger's is refused
 with `StaleWriteError`, so that a process that was cut off cannot write over its successor.
 """
@@ -12,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol, cast
 
-from eigensweep.workers.shared.fair_shares import Allotment, Want
+from eigensweep.workers.shared.fair_shares import Allotment, Demand
 from eigensweep.workers.shared.messages import (
     ConfigJson,
     Metrics,
@@ -135,7 +136,7 @@ class TrialEntry:
         )  # fmt: skip
 
     def reopened(self, config: ConfigJson, reason: str) -> TrialEntry:
-        """Return this trial as `Ledger.reopen` records it."""
+        """Return this trial as `TrialLedger.reopen` records it."""
         assert self.state in OUTCOMES
         earlier = Earlier(cast(Outcome, self.state), self.config, reason, self.error)
         return replace(
@@ -143,7 +144,7 @@ class TrialEntry:
         )
 
     def ended(self, outcome: Outcome, result: Result | None, error: str | None) -> TrialEntry:
-        """Return this trial as `Ledger.finish` records it."""
+        """Return this trial as `TrialLedger.finish` records it."""
         before, end = self.earlier, replace(self, earlier=None, tracked=False)
         if before is None or not brings_back(before.state, outcome):
             return replace(end, state=outcome, result=result, error=error)
@@ -183,8 +184,8 @@ def error_of_undone(
 
 
 @dataclass(frozen=True)
-class Standing:
-    """What a driver is told of its experiment when it starts."""
+class ResumeState:
+    """What a driver is told of its experiment when it starts, for the first time or again."""
 
     edition: int = 0
     """How often the experiment was taken up again after it was over."""
@@ -196,8 +197,8 @@ class Standing:
     """The user who posted it."""
 
 
-class Ledger(Protocol):
-    """One experiment's part of the record, as its driver sees it."""
+class TrialLedger(Protocol):
+    """The trials of one experiment, as its driver reads and writes them."""
 
     def load(self) -> list[TrialEntry]:
         """Return every trial recorded so far, by number."""
@@ -263,6 +264,22 @@ class Ledger(Protocol):
         that follow "for". A trial that is open already is left as it is.
         """
 
+    def read_round(self) -> int:
+        """Return the step of the last round of population-based training that has ended, or 0."""
+
+    def end_round(self, step: int, takeovers: Mapping[int, Takeover]) -> None:
+        """Record that a round has ended at `step`, and what became of trials: all or nothing.
+
+        A round that has ended does not end again.
+        """
+
+    def set_total(self, trials: int | None) -> None:
+        """Record how many trials the experiment will have, None while that is unknown."""
+
+
+class ResultLedger(Protocol):
+    """Results of any experiment, which a trial may take over."""
+
     def knows(self, config_hash: str) -> bool:
         """Tell whether any trial with this configuration has ended with a result: mostly none has.
 
@@ -293,14 +310,60 @@ class Ledger(Protocol):
     def load_earlier(self, experiments: Sequence[str]) -> list[tuple[Source, TrialEntry]]:
         """Return the trials of other experiments that ended with a value, or diverged."""
 
-    def read_round(self) -> int:
-        """Return the step of the last round of population-based training that has ended, or 0."""
 
-    def end_round(self, step: int, takeovers: Mapping[int, Takeover]) -> None:
-        """Record that a round has ended at `step`, and what became of trials: all or nothing.
+class CourseLedger(Protocol):
+    """How one experiment stands, what people are told of it, its pause and its end."""
 
-        A round that has ended does not end again.
+    def resume_state(self) -> ResumeState:
+        """Return how the experiment stands as a driver starts."""
+
+    def intent(self) -> Intent:
+        """Return what the person wants of this experiment now. Cheap enough for once a second."""
+
+    def record_phase(self, phase: Phase) -> None:
+        """Record what the driver is at, unless the experiment is to be paused or cancelled.
+
+        `begin` records `running` by itself.
         """
+
+    def record_notices(self, notices: Sequence[Notice]) -> None:
+        """Replace what people are told about why the experiment comes on, or is delivered, slowly.
+
+        It is forgotten when the experiment is paused or over; then only notices of its delivery
+        are taken. What says that trials fail one after another stays until a paused one is resumed.
+        """
+
+    def request_pause(self, reason: str) -> None:
+        """Ask for a pause as a person would, because trials fail one after another."""
+
+    def pause(self) -> bool:
+        """Record that an experiment that is to be paused is so: its trials have no process.
+
+        Return whether it is. It is not where a person has cancelled it meanwhile.
+        """
+
+    def end(self, state: ExperimentEnd, error: str | None = None) -> ExperimentEnd:
+        """Record that the experiment is over; return its state.
+
+        That is `cancelled` in place of `completed` if a person asked for it before.
+        """
+
+
+class ShareLedger(Protocol):
+    """What one experiment wants of the cluster, and what it may have."""
+
+    def record_demand(self, demand: Demand) -> None:
+        """Record what the experiment wants of the cluster now."""
+
+    def find_allotment(self) -> Allotment:
+        """Return what it may have of it, as it was computed last. Cheap enough for once a second.
+
+        Nothing, before it was asked for.
+        """
+
+
+class DeliveryLedger(Protocol):
+    """What MLflow holds of one experiment."""
 
     def set_run(self, number: int | None, run_id: str, project_id: str) -> None:
         """Record the MLflow run of a trial, or of the experiment (number None).
@@ -325,48 +388,10 @@ class Ledger(Protocol):
         It is what `set_run` and `set_tracked` record of one trial.
         """
 
-    def set_total(self, trials: int | None) -> None:
-        """Record how many trials the experiment will have, None while that is unknown."""
 
-    def intent(self) -> Intent:
-        """Return what the person wants of this experiment now. Cheap enough for once a second."""
+class SweepLedger(TrialLedger, ResultLedger, Protocol):
+    """What a sweep needs: its trials, and the results that it may take over."""
 
-    def standing(self) -> Standing:
-        """Return how the experiment stands."""
 
-    def enter(self, phase: Phase) -> None:
-        """Record what the driver is at, unless the experiment is to be paused or cancelled.
-
-        `begin` records `running` by itself.
-        """
-
-    def ask_for(self, want: Want) -> None:
-        """Record what the experiment wants of the cluster now."""
-
-    def find_allotment(self) -> Allotment:
-        """Return what it may have of it, as it was computed last. Cheap enough for once a second.
-
-        Nothing, before it was asked for.
-        """
-
-    def tell(self, notices: Sequence[Notice]) -> None:
-        """Replace what people are told about why the experiment comes on, or is delivered, slowly.
-
-        It is forgotten when the experiment is paused or over; then only notices of its delivery
-        are taken. What says that trials fail one after another stays until a paused one is resumed.
-        """
-
-    def request_pause(self, reason: str) -> None:
-        """Ask for a pause as a person would, because trials fail one after another."""
-
-    def pause(self) -> bool:
-        """Record that an experiment that is to be paused is so: its trials have no process.
-
-        Return whether it is. It is not where a person has cancelled it meanwhile.
-        """
-
-    def end(self, state: ExperimentEnd, error: str | None = None) -> ExperimentEnd:
-        """Record that the experiment is over; return its state.
-
-        That is `cancelled` in place of `completed` if a person asked for it before.
-        """
+class Ledger(SweepLedger, CourseLedger, ShareLedger, DeliveryLedger, Protocol):
+    """One experiment's part of the record, as its driver sees it."""

@@ -477,8 +477,8 @@ class Order(Message):
     """The newest one of the trial; `config` has its values."""
     stall_seconds: float | None = None
     """`limits.stall_seconds` of the spec."""
-    nonce: str | None = None
-    """What the driver left in the store, for the process to find there; None: nothing."""
+    marker: str | None = None
+    """The driver's marker in the store, for the process to find there; None: none."""
     memory_limit: int | None = None
     """Bytes of main memory with more of which its own process is ended; None: any."""
     labels: Mapping[str, str] = field(default_factory=dict)

@@ -29,8 +29,8 @@ trials have begun."""
 ExperimentState = Literal[
     "queued", Phase, "pausing", "paused", "cancelling", "deleting", ExperimentEnd
 ]
-"""A queued or paused experiment has no driver. A finished experiment keeps its driver until the
-delivery to MLflow is complete."""
+"""A queued or paused experiment has no driver; a finished one keeps its driver until delivery to
+MLflow is complete."""
 
 Intent = Literal["run", "pause", "cancel"]
 """What the person wants of an experiment."""

@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final, Literal
 
-from eigensweep.workers.shared.checkpoints import KEY, Store
+from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.durable_files import DamagedError
-from eigensweep.workers.shared.heads import Change, Checkpoint, Head, StaleAttemptError
+from eigensweep.workers.shared.head import Checkpoint, Head, StaleAttemptError
+from eigensweep.workers.shared.heads import Change
 from eigensweep.workers.shared.kept_files import BEST, find_kept
+from eigensweep.workers.shared.store_part import KEY
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.durable_files import DamagedError, StorageError
 from eigensweep.workers.shared.kept_files import BEST
-from eigensweep.workers.shared.ledger import Ledger, TrialEntry
+from eigensweep.workers.shared.ledger import DeliveryLedger, TrialEntry
 from eigensweep.workers.shared.messages import Measures, Metrics, Notice, Result, Source
 from eigensweep.workers.shared.states import ExperimentEnd
 from eigensweep.workers.tracking.batched_runs import open_runs
@@ -160,7 +160,7 @@ class _Trouble:
 class Tracker:
     """Delivers trials to MLflow as they change, until `close` and then until all is delivered."""
 
-    def __init__(self, uri: str, subject: Subject, ledger: Ledger, storage: str) -> None:
+    def __init__(self, uri: str, subject: Subject, ledger: DeliveryLedger, storage: str) -> None:
         self._uri, self._subject, self._ledger = uri, subject, ledger
         self._store = Store(storage)
         self._runs: Runs | None = None

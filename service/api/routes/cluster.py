@@ -15,7 +15,7 @@ from eigensweep.service.api.written import DescribedRoute
 from eigensweep.service.record.activity import Use, read_activity
 from eigensweep.service.record.tables import ExperimentRow
 from eigensweep.workers.cluster.nodes import Node
-from eigensweep.workers.shared.fair_shares import Want
+from eigensweep.workers.shared.fair_shares import Demand
 from eigensweep.workers.shared.states import DRIVEN, ExperimentState
 
 router = APIRouter(tags=["cluster"], route_class=DescribedRoute)
@@ -212,14 +212,14 @@ def _describe_drivers(service: Service, driven: Sequence[ExperimentRow]) -> Driv
 
 def _find_drivers(driven: Iterable[ExperimentRow], kept: int) -> list[DriverNow]:
     """Return the drivers' processes, as they say; `kept` bytes count for one that has not."""
-    aboard: dict[int | str, list[tuple[str, Want]]] = defaultdict(list)
+    aboard: dict[int | str, list[tuple[str, Demand]]] = defaultdict(list)
     for row in driven:
-        want = Want.from_dict(row.wants or {"trials": 0})
-        aboard[want.driver_pid or row.id].append((row.id, want))
+        demand = Demand.from_dict(row.wants or {"trials": 0})
+        aboard[demand.driver_pid or row.id].append((row.id, demand))
     return [
         DriverNow(
             pid=process if isinstance(process, int) else None,
-            memory_bytes=max(want.driver_bytes for _, want in some) or kept,
+            memory_bytes=max(demand.driver_bytes for _, demand in some) or kept,
             experiments=[id for id, _ in some],
         )
         for process, some in aboard.items()

@@ -27,8 +27,8 @@ from prometheus_client.registry import Collector
 from sqlalchemy.exc import SQLAlchemyError
 
 from eigensweep.service.api.parts import Service
-from eigensweep.service.api.remembered import Remembered
 from eigensweep.service.api.routes.health import CHECKS
+from eigensweep.service.api.timed_cache import TimedCache
 from eigensweep.service.counters import REGISTRY
 from eigensweep.service.record.counts import DURATIONS, Counts, Crew, Durations, count_all
 from eigensweep.workers.shared.durable_files import StoreAwayError
@@ -41,7 +41,7 @@ SHARE: Final = 0.05
 """The most that counting takes of one core, however often it is asked for."""
 
 
-class FreshCounts(Remembered[Counts]):
+class FreshCounts(TimedCache[Counts]):
     """The counts of the record; `read` raises SQLAlchemyError if the database does not answer."""
 
     def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:

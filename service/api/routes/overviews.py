@@ -36,11 +36,12 @@ from eigensweep.service.record.overviews import (
     list_reports,
 )
 from eigensweep.service.record.tables import ExperimentRow, ReportRow, TrialRow
-from eigensweep.workers.shared.checkpoints import PIECE, Store, trial_key
+from eigensweep.workers.shared.checkpoints import Store, trial_key
 from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.kept_files import BEST
 from eigensweep.workers.shared.messages import summarize_stored
 from eigensweep.workers.shared.states import TrialState
+from eigensweep.workers.shared.stored_checkpoints import PIECE
 
 router = APIRouter(tags=["overviews"], route_class=DescribedRoute)
 

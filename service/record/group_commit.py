@@ -1,7 +1,7 @@
-"""Writes of several threads that are committed together. Runs in the service's process.
+"""Concurrent writes of several threads share one transaction. Runs in the service's process.
 
-With SQLite one thread writes at a time, and each commit waits for the disk. So who waits while
-another one commits is taken along by the next commit: a hundred posts at once are a few commits.
+With SQLite one thread writes at a time, and each commit waits for the disk. The next commit takes
+along all writes that wait for it: a hundred posts at once are a few commits.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Write:
 
 
 class GroupCommit:
-    """Transactions on the database at a URL; those that wait at the same time become one."""
+    """Writes to the database at a URL; concurrent ones share one transaction."""
 
     def __init__(self, url: str) -> None:
         self._url = url

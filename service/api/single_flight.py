@@ -15,10 +15,11 @@ from starlette.concurrency import run_in_threadpool
 T = TypeVar("T")
 
 
-class NextAnswer(Generic[T]):
-    """What `find` returns, found in a thread. Nobody gets an answer that was begun before.
+class SingleFlight(Generic[T]):
+    """What `find` returns, found in a thread: one call for all requests that wait for it.
 
-    Who asks while it is looked for waits for the next answer, together with all others who do so.
+    Nobody gets an answer that was begun before. Requests that come while `find` runs wait for the
+    next call.
     """
 
     def __init__(self, find: Callable[[], T]) -> None:

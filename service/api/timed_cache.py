@@ -1,4 +1,4 @@
-"""Answers that cost much to find, which are shown again for a while."""
+"""Answers that cost much to find, kept for a while."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Remembered(Generic[T]):
-    """Finds something again when the last answer is old: the longer it took, the older.
+class TimedCache(Generic[T]):
+    """A cache of one answer, whose time to live grows with the time that it took to find.
 
-    Many threads may ask; one of them finds it, and the others wait for its answer.
+    Many threads may ask; one of them finds the answer, and the others wait for it.
     """
 
     def __init__(
@@ -26,8 +26,8 @@ class Remembered(Generic[T]):
     ) -> None:
         """Find nothing yet.
 
-        An answer is shown again for `seconds` at least, and so long that `find` takes no more than
-        `share` of the time.
+        An answer lives for `seconds` at least, and so long that `find` takes no more than `share`
+        of the time.
         """
         self._find, self._seconds, self._share, self._clock = find, seconds, share, clock
         self._found: T | None = None

@@ -18,11 +18,11 @@ from sweeps import Bench, at, spec
 
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.workers.driver.nonce import LOOK_SECONDS, LeftNonce, find_lack
 from eigensweep.workers.driver.searcher import LIVE, Recorder
+from eigensweep.workers.driver.store_marker import LOOK_SECONDS, StoreMarker, find_missing_commit
 from eigensweep.workers.driver.store_watch import StoreWatch
 from eigensweep.workers.processes.runner import LOST, REPORT, Runner
-from eigensweep.workers.shared import nonces
+from eigensweep.workers.shared import store_markers
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.code import own_parts
 from eigensweep.workers.shared.durable_files import StoreAwayError, disk_failure
@@ -53,24 +53,24 @@ def step(monkeypatch):
 
 class TestAnAttempt:
     def test_trains_where_it_finds_what_the_driver_left(self, tmp_path, step):
-        nonce = nonces.leave(Store(tmp_path), "e1", own_parts())
-        told = step(order_in(tmp_path, nonce=nonce))
+        marker = store_markers.write(Store(tmp_path), "e1", own_parts())
+        told = step(order_in(tmp_path, marker=marker))
         assert (told[LOST], json.loads(told[REPORT])["outcome"], told["step"]) == (False, None, 5)
 
     def test_is_refused_at_once_by_a_folder_that_only_has_the_same_name(self, tmp_path, step):
-        nonce = nonces.leave(Store(tmp_path / "driver"), "e1", own_parts())
+        marker = store_markers.write(Store(tmp_path / "driver"), "e1", own_parts())
         (tmp_path / "node").mkdir()
-        told = step(order_in(tmp_path / "node", nonce=nonce))
+        told = step(order_in(tmp_path / "node", marker=marker))
         report = json.loads(told[REPORT])
         assert (told[LOST], report["outcome"], report["lost_by"]) == (True, None, "disk")
         assert f"{tmp_path / 'node'} is not the store of the driver here" in report["lost"]
         assert list((tmp_path / "node").iterdir()) == [], "nothing was written there"
 
     def test_is_refused_by_a_copy_of_the_store_made_before_the_driver_began(self, tmp_path, step):
-        nonces.leave(Store(tmp_path / "store"), "e1", own_parts())
+        store_markers.write(Store(tmp_path / "store"), "e1", own_parts())
         shutil.copytree(tmp_path / "store", tmp_path / "copy")
-        nonce = nonces.leave(Store(tmp_path / "store"), "e1", own_parts())
-        assert step(order_in(tmp_path / "copy", nonce=nonce))[LOST]
+        marker = store_markers.write(Store(tmp_path / "store"), "e1", own_parts())
+        assert step(order_in(tmp_path / "copy", marker=marker))[LOST]
 
     def test_whose_store_vanishes_while_it_trains_is_lost_and_has_not_failed(self, tmp_path):
         attempt = Attempt(order_in(tmp_path / "store"), "cpu")
@@ -81,8 +81,8 @@ class TestAnAttempt:
 
     def test_says_which_file_differs_from_the_drivers(self, tmp_path, step):
         parts = own_parts() | {"workers/trial/training.py": "other", "torch": "2.1.0"}
-        nonce = nonces.leave(Store(tmp_path), "e1", parts)
-        order = order_in(tmp_path, nonce=nonce)
+        marker = store_markers.write(Store(tmp_path), "e1", parts)
+        order = order_in(tmp_path, marker=marker)
         order = replace(order, code=replace(order.code, digest="other", packages="other"))
         report = json.loads(step(order)[REPORT])
         assert report["lost_by"] == "node"
@@ -93,40 +93,40 @@ class TestAnAttempt:
 class TestTheDriver:
     def test_leaves_one_file_for_all_trials_and_removes_that_of_an_earlier_driver(self, tmp_path):
         store, clock = Store(tmp_path), Clock()
-        earlier = LeftNonce(store, "e1", PARTS, StoreWatch("e1", clock), clock).keep()
-        left = LeftNonce(store, "e1", PARTS, StoreWatch("e1", clock), clock)
-        assert left.keep() == (nonce := left.keep())
-        assert nonces.read(store, "e1", nonce) == PARTS
+        earlier = StoreMarker(store, "e1", PARTS, StoreWatch("e1", clock), clock).refresh()
+        left = StoreMarker(store, "e1", PARTS, StoreWatch("e1", clock), clock)
+        assert left.refresh() == (marker := left.refresh())
+        assert store_markers.read(store, "e1", marker) == PARTS
         with pytest.raises(StoreAwayError):
-            nonces.read(store, "e1", earlier)
+            store_markers.read(store, "e1", earlier)
 
     def test_leaves_another_where_somebody_removed_it(self, tmp_path):
         store, clock = Store(tmp_path), Clock()
-        left = LeftNonce(store, "e1", PARTS, StoreWatch("e1", clock), clock)
-        first = left.keep()
+        left = StoreMarker(store, "e1", PARTS, StoreWatch("e1", clock), clock)
+        first = left.refresh()
         shutil.rmtree(tmp_path / "e1")
         clock.now += LOOK_SECONDS
-        assert (second := left.keep()) not in (None, first)
-        assert nonces.read(store, "e1", second) == PARTS
+        assert (second := left.refresh()) not in (None, first)
+        assert store_markers.read(store, "e1", second) == PARTS
 
     def test_waits_with_words_while_the_store_cannot_be_written(self, tmp_path):
         (tmp_path / "e1").write_text("a file in the place of the folder")
         clock = Clock()
         watch = StoreWatch("e1", clock)
-        left = LeftNonce(Store(tmp_path), "e1", PARTS, watch, clock)
-        assert left.keep() is None
+        left = StoreMarker(Store(tmp_path), "e1", PARTS, watch, clock)
+        assert left.refresh() is None
         assert "could not be used since" in watch.notice.words
         assert "cannot read" in watch.notice.words
         (tmp_path / "e1").unlink()
         clock.now += LOOK_SECONDS
-        assert left.keep() is not None
+        assert left.refresh() is not None
         assert watch.notice is None
 
     def test_finds_what_an_attempt_says_it_committed(self, tmp_path):
         order = order_in(tmp_path)
         report = Attempt(order, "cpu").advance()
         assert report.committed == ((0, 5),)
-        assert find_lack(Store(tmp_path), order, report) is None
+        assert find_missing_commit(Store(tmp_path), order, report) is None
 
     @pytest.mark.parametrize(
         ("order", "committed"), [({}, ((0, 6),)), ({"attempt": 2}, ((0, 5),)), ({}, ((1, 5),))]
@@ -135,7 +135,7 @@ class TestTheDriver:
         made = order_in(tmp_path)
         report = Attempt(made, "cpu").advance()
         claimed = replace(report, committed=committed)
-        lack = find_lack(Store(tmp_path), replace(made, **order), claimed)
+        lack = find_missing_commit(Store(tmp_path), replace(made, **order), claimed)
         assert f"step {committed[0][1]} of seed {committed[0][0]} is committed" in lack
         assert "It writes to another store" in lack
 
@@ -158,7 +158,11 @@ class TestTheDriver:
     def test_does_not_record_an_end_that_it_cannot_see(self, tmp_path, monkeypatch):
         b = Bench(tmp_path, spec({"space": {"optimizer.lr": [1e-1]}}), retries=0)
         b.find_nodes = lambda: {str(os.getpid()), "another"}
-        monkeypatch.setattr(b, "find_lack", lambda order, report: find_lack(store, order, report))
+        monkeypatch.setattr(
+            b,
+            "find_missing_commit",
+            lambda order, report: find_missing_commit(store, order, report),
+        )
         store, there = Store(tmp_path / "store"), tmp_path / "elsewhere"
         for storage, state in ((there, "waiting"), (tmp_path / "store", "completed")):
             order = replace(b.next_order(), storage=str(storage))

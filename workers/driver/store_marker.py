@@ -8,18 +8,18 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from eigensweep.workers.driver.store_watch import StoreWatch
-from eigensweep.workers.shared import nonces
+from eigensweep.workers.shared import store_markers
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.messages import Order, Report
 
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 5.0
-"""How long a driver relies on what it left in the store."""
+"""How long a driver relies on having seen its marker."""
 
 
-class LeftNonce:
-    """What the driver left in the store, left again where somebody has removed it."""
+class StoreMarker:
+    """The driver's marker in the store, written again where somebody has removed it."""
 
     def __init__(
         self,
@@ -29,32 +29,32 @@ class LeftNonce:
         watch: StoreWatch,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Leave nothing yet; `parts` are those of the driver's code."""
+        """Write nothing yet; `parts` are those of the driver's code."""
         self._store, self._experiment, self._parts = store, experiment, parts
         self._watch = watch
         self._clock, self._look_at = clock, clock()
-        self._nonce: str | None = None
+        self._marker: str | None = None
 
-    def keep(self) -> str | None:
-        """Return the name of what is in the store; None: the store cannot be used now."""
+    def refresh(self) -> str | None:
+        """Return the name of the marker in the store; None: the store cannot be used now."""
         is_away = self._watch.notice is not None
         if self._watch.may_ask and (is_away or self._clock() >= self._look_at):
             with self._watch.asking():
-                self._nonce = self._leave()
+                self._marker = self._find_or_write()
             self._look_at = self._clock() + LOOK_SECONDS
-        return None if self._watch.notice is not None else self._nonce
+        return None if self._watch.notice is not None else self._marker
 
-    def _leave(self) -> str:
-        if self._nonce is not None:
+    def _find_or_write(self) -> str:
+        if self._marker is not None:
             try:
-                nonces.read(self._store, self._experiment, self._nonce)
-                return self._nonce
-            except nonces.NoNonceError:
+                store_markers.read(self._store, self._experiment, self._marker)
+                return self._marker
+            except store_markers.NoMarkerError:
                 logger.warning("the store was emptied experiment=%s", self._experiment)
-        return nonces.leave(self._store, self._experiment, self._parts)
+        return store_markers.write(self._store, self._experiment, self._parts)
 
 
-def find_lack(store: Store, order: Order, report: Report) -> str | None:
+def find_missing_commit(store: Store, order: Order, report: Report) -> str | None:
     """Return what the store lacks of what a report says is committed; None: nothing.
 
     Raises:

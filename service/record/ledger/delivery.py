@@ -1,0 +1,59 @@
+"""What the delivery to MLflow reads and writes: runs, and what MLflow holds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from sqlalchemy import bindparam, update
+from sqlalchemy.orm import Session
+
+from eigensweep.service.record import database
+from eigensweep.service.record.ledger.part import LedgerPart, writes
+from eigensweep.service.record.tables import ExperimentRow, TrialRow
+
+
+class DeliveryWrites(LedgerPart):
+    """The runs of the experiment and its trials, and of which MLflow holds all."""
+
+    @writes
+    def set_run(
+        self,
+        session: Session,
+        experiment: ExperimentRow,
+        number: int | None,
+        run_id: str,
+        project_id: str,
+    ) -> None:
+        holder = experiment if number is None else self.get_trial(session, number)
+        holder.run_id, holder.run_project = run_id, project_id
+
+    @database.reading
+    def experiment_run(self, session: Session) -> str | None:
+        return session.get_one(ExperimentRow, self.experiment_id).run_id
+
+    @writes
+    def set_tracked(self, session: Session, experiment: ExperimentRow, number: int | None) -> None:
+        holder = experiment if number is None else self.get_trial(session, number)
+        holder.tracked = True
+        if number is None:
+            experiment.notices = None
+
+    @writes
+    def set_delivered(
+        self,
+        session: Session,
+        experiment: ExperimentRow,
+        runs: Mapping[int, str],
+        project_id: str,
+        whole: Collection[int],
+    ) -> None:
+        # Over the primary key, and without reading: a trial's row holds its whole result.
+        mine = TrialRow.experiment_id == self.experiment_id
+        change = update(TrialRow).where(mine, TrialRow.number == bindparam("trial"))
+        connection = session.connection()
+        if runs:
+            told = [{"trial": number, "run": run} for number, run in runs.items()]
+            values = {"run_id": bindparam("run"), "run_project": project_id}
+            connection.execute(change.values(values), told)
+        if whole:
+            connection.execute(change.values(tracked=True), [{"trial": n} for n in whole])

@@ -1,0 +1,239 @@
+"""What a driver writes of its trials."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import cast
+from uuid import uuid4
+
+from sqlalchemy.orm import Session
+
+from eigensweep.service.record.journal import (
+    budget_of,
+    close_attempt,
+    emit_trial,
+    finish_trial,
+    interrupt_trial,
+    move_experiment,
+    move_trial,
+    reopen_trial,
+    replace_non_finite,
+)
+from eigensweep.service.record.ledger.part import LedgerPart, writes, writes_relaxed, writes_rows
+from eigensweep.service.record.rows import RowSession
+from eigensweep.service.record.tables import (
+    AttemptRow,
+    ExperimentRow,
+    PlaceJson,
+    ReportRow,
+    ResultJson,
+    TrialRow,
+)
+from eigensweep.service.record.usage import count_use
+from eigensweep.workers.shared.ledger import NOTHING, RungReport, StaleWriteError
+from eigensweep.workers.shared.messages import (
+    ConfigJson,
+    Metrics,
+    Params,
+    Place,
+    Result,
+    Takeover,
+)
+from eigensweep.workers.shared.states import OUTCOMES, Outcome
+
+
+class TrialWrites(LedgerPart):
+    """Trials as they are opened, begin, report and end."""
+
+    @writes_relaxed
+    def open(
+        self,
+        rows: RowSession,
+        experiment: ExperimentRow,
+        number: int,
+        arm: str,
+        params: Params,
+        config: ConfigJson,
+        config_hash: str,
+        sampler_state: dict[str, object] = NOTHING,
+    ) -> None:
+        if rows.get(TrialRow, (self.experiment_id, number)) is None:
+            trial = TrialRow(
+                experiment_id=self.experiment_id,
+                number=number,
+                arm=arm,
+                params=replace_non_finite(params),
+                config=replace_non_finite(config),
+                config_hash=config_hash,
+                seed=config.get("seed", 0),
+                replicates=config.get("replicates", 1),
+                steps=budget_of(config),
+                sampler_state=sampler_state or None,
+            )
+            rows.add(trial)
+
+    @writes
+    def open_invalid(
+        self,
+        session: Session,
+        experiment: ExperimentRow,
+        number: int,
+        arm: str,
+        params: Params,
+        error: str,
+    ) -> None:
+        if session.get(TrialRow, (self.experiment_id, number)) is None:
+            trial = TrialRow(
+                experiment_id=self.experiment_id,
+                number=number,
+                arm=arm,
+                params=replace_non_finite(params),
+                steps=0,
+                step=0,
+                attempt=0,
+            )
+            session.add(trial)
+            finish_trial(session, experiment, trial, "invalid", None, error)
+
+    def begin(self, number: int, place: Place | None = None) -> int:
+        return self._begin(number, place, uuid4().hex)
+
+    @writes_rows
+    def _begin(
+        self,
+        rows: RowSession,
+        experiment: ExperimentRow,
+        number: int,
+        place: Place | None,
+        token: str,
+    ) -> int:
+        trial = self.get_trial(rows, number)
+        key = self.experiment_id, number, trial.attempt
+        newest = rows.get(AttemptRow, key) if trial.attempt else None
+        if newest is not None and newest.token == token:
+            return trial.attempt  # committed before, and the answer was lost
+        if trial.state in OUTCOMES:
+            raise StaleWriteError(f"trial {number} has ended already: {trial.state}")
+        close_attempt(rows, trial, "its driver was lost")
+        kind = move_trial(trial, "running")
+        trial.attempt += 1
+        trial.started_at = trial.started_at or time.time()
+        started = AttemptRow(
+            experiment_id=self.experiment_id,
+            number=number,
+            attempt=trial.attempt,
+            started_at=time.time(),
+            token=token,
+            place={} if place is None else cast(PlaceJson, place.to_dict()),
+        )
+        rows.add(started)
+        if experiment.state in ("starting", "waiting_for_room"):
+            move_experiment(rows, experiment, "running")
+        emit_trial(rows, experiment, trial, kind, params=trial.params)
+        return trial.attempt
+
+    @writes_rows
+    def interrupt(
+        self, rows: RowSession, experiment: ExperimentRow, number: int, attempt: int, reason: str
+    ) -> None:
+        trial = self.get_trial(rows, number, attempt)
+        if trial.state == "running":
+            interrupt_trial(rows, experiment, trial, reason)
+
+    @writes_relaxed
+    def report(
+        self,
+        rows: RowSession,
+        experiment: ExperimentRow,
+        number: int,
+        attempt: int,
+        step: int,
+        metrics: Metrics,
+        place: Place | None,
+    ) -> None:
+        trial = self.get_trial(rows, number, attempt)
+        _report(rows, experiment, trial, attempt, RungReport(step, metrics, place))
+
+    @writes_relaxed
+    def finish(
+        self,
+        rows: RowSession,
+        experiment: ExperimentRow,
+        number: int,
+        attempt: int,
+        outcome: Outcome,
+        result: Result | None = None,
+        error: str | None = None,
+        last: RungReport | None = None,
+    ) -> None:
+        trial = self.get_trial(rows, number, attempt)
+        if last is not None:
+            _report(rows, experiment, trial, attempt, last)
+        if trial.state not in OUTCOMES:
+            content = None if result is None else cast(ResultJson, result.to_dict())
+            finish_trial(rows, experiment, trial, outcome, content, error)
+
+    @writes
+    def reopen(
+        self,
+        session: Session,
+        experiment: ExperimentRow,
+        number: int,
+        config: ConfigJson,
+        reason: str,
+    ) -> None:
+        trial = self.get_trial(session, number)
+        if trial.state in OUTCOMES:
+            reopen_trial(session, experiment, trial, config, reason)
+
+    @writes
+    def end_round(
+        self,
+        session: Session,
+        experiment: ExperimentRow,
+        step: int,
+        takeovers: Mapping[int, Takeover],
+    ) -> None:
+        if experiment.round_step >= step:
+            return  # committed before, and the answer was lost
+        experiment.round_step = step
+        for number, taken in sorted(takeovers.items()):
+            trial = self.get_trial(session, number)
+            trial.lineage = [*(trial.lineage or []), taken.to_dict()]
+            trial.step = step
+            source, params = taken.source, taken.params
+            emit_trial(session, experiment, trial, "replaced", source=source, params=params)
+
+    @writes
+    def set_total(self, session: Session, experiment: ExperimentRow, trials: int | None) -> None:
+        experiment.total = trials
+
+
+def _report(
+    rows: RowSession, experiment: ExperimentRow, trial: TrialRow, attempt: int, told: RungReport
+) -> None:
+    key = trial.experiment_id, trial.number
+    started = rows.get(AttemptRow, (*key, attempt))
+    if started is not None and told.place is not None:
+        started.place = cast(PlaceJson, told.place.to_dict())
+    if started is not None and started.ended_at is None:
+        count_use(rows, trial, started)
+    known = rows.get(ReportRow, (*key, told.step))
+    if trial.state in OUTCOMES or known is not None:
+        return
+    found = replace_non_finite(told.metrics)
+    kept = {name: value for name, value in found.items() if value is not None}
+    trial.step = max(trial.step, told.step)
+    if not kept:
+        return
+    report = ReportRow(
+        experiment_id=trial.experiment_id,
+        number=trial.number,
+        step=told.step,
+        attempt=attempt,
+        metrics=kept,
+        at=time.time(),
+    )
+    rows.add(report)
+    emit_trial(rows, experiment, trial, "report", metrics=kept)
