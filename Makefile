@@ -33,12 +33,9 @@ serve: setup  ## run the service until Ctrl-C
 
 # Tests that start Ray mostly wait. So they run one after another beside all others, which have the
 # lower priority and take what is left of the machine.
-WITH_RAY := tests/system tests/workers/test_driver.py tests/workers/test_population_driver.py \
-  tests/workers/test_shared_engines.py tests/workers/test_warm_drivers_on_ray.py \
-  tests/workers/test_shared_drivers_on_ray.py tests/service/test_serve.py
 # Many of the others wait, too: for servers, browsers and other processes. So two more than processors.
 AT_ONCE := $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 2)))
-QUICK := -m "not slow and not gpu"
+QUICK := not slow and not gpu
 TIDY := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
 test: setup  ## lint, and run the tests that need no GPU and are not slow
@@ -46,10 +43,10 @@ test: setup  ## lint, and run the tests that need no GPU and are not slow
 	@$(MAKE) --no-print-directory --jobs 2 $(TIDY) test-without-ray lint test-with-ray
 
 test-without-ray: setup
-	OMP_NUM_THREADS=1 nice -n 5 $(BIN)/pytest $(QUICK) -n $(AT_ONCE) --maxprocesses 4 --dist loadfile $(WITH_RAY:%=--ignore=%)
+	OMP_NUM_THREADS=1 nice -n 5 $(BIN)/pytest -m "not ray and $(QUICK)" -n $(AT_ONCE) --maxprocesses 4 --dist loadfile
 
 test-with-ray: setup
-	OMP_NUM_THREADS=1 RAY_worker_niceness=0 $(BIN)/pytest $(QUICK) $(WITH_RAY)
+	OMP_NUM_THREADS=1 RAY_worker_niceness=0 $(BIN)/pytest -m "ray and $(QUICK)" tests
 
 test-slow: setup  ## run the other tests: whole systems, kills, learning
 	$(BIN)/pytest -m "slow or gpu"

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
+from helpers import ray_mark
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of tiny networks only get in the way
 
@@ -323,12 +324,31 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave files alone in which no test can be chosen; None leaves the question to others."""
+    if collection_path.suffix != ".py":
+        return None
+    return None if ray_mark.are_wanted(config.getoption("markexpr"), collection_path) else True
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        ray_mark.put(item)
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures are made
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    ray_mark.hold(item)
+
+
 def pytest_configure() -> None:
     """Let a run that is terminated end as Ctrl-C ends it: fixtures stop what they have started.
 
     A shell starts what it puts into the background with Ctrl-C ignored. What tests start would
     inherit that, and a shell script cannot trap what is ignored: `make test &` would fail.
     """
+    ray_mark.install()
     gc.set_threshold(50_000, 20, 50)  # at 700 a seventh of the time goes into looking for garbage
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)

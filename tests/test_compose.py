@@ -153,6 +153,7 @@ def composition(free_port: Callable[[], int]) -> Iterator[Composition]:
 
 
 @pytest.mark.slow
+@pytest.mark.ray
 @pytest.mark.timeout(1800)
 def test_the_composition_runs_an_experiment(composition: Composition) -> None:
     composition.start_all(WORKER)

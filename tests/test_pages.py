@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import runpy
 import shlex
@@ -290,24 +291,50 @@ def test_the_reference_lists_each_environment_variable() -> None:
 
 
 @cache
-def list_definitions() -> set[str]:
-    """Return the classes, functions, members, constants, modules and JSON files of the project."""
-    found = set(FOREIGN)
-    for path in (p for room in ROOMS for p in (ROOT / room).rglob("*.py")):
-        found |= {path.stem, path.parent.name}
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                found.add(node.name)
-            elif isinstance(node, ast.Assign | ast.AnnAssign):
-                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                found |= {t.id for t in targets if isinstance(t, ast.Name)}
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found |= {node.value} if re.fullmatch(r"\w+\.json", node.value) else set()
-            if isinstance(node, ast.ClassDef):
-                members = [n for n in node.body if isinstance(n, ast.FunctionDef)]
-                found |= {f"{node.name}.{member.name}" for member in members}
-                fields = [n.target for n in node.body if isinstance(n, ast.AnnAssign)]
-                found |= {f"{node.name}.{t.id}" for t in fields if isinstance(t, ast.Name)}
+def read_sources() -> dict[Path, str]:
+    """Return the text of each file of Python of the project."""
+    files = (p for room in ROOMS for p in (ROOT / room).rglob("*.py"))
+    return {path: path.read_text(encoding="utf-8") for path in files}
+
+
+@cache
+def list_definitions(path: Path) -> set[str]:
+    """Return a file's classes, functions, members and constants, its name, and its JSON files."""
+    found = {path.stem, path.parent.name}
+    for node in ast.walk(ast.parse(read_sources()[path])):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {t.id for t in targets if isinstance(t, ast.Name)}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found |= {node.value} if re.fullmatch(r"\w+\.json", node.value) else set()
+        if isinstance(node, ast.ClassDef):
+            members = [n for n in node.body if isinstance(n, ast.FunctionDef)]
+            found |= {f"{node.name}.{member.name}" for member in members}
+            fields = [n.target for n in node.body if isinstance(n, ast.AnnAssign)]
+            found |= {f"{node.name}.{t.id}" for t in fields if isinstance(t, ast.Name)}
+    return found
+
+
+def is_defined(name: str) -> bool:
+    """Tell whether a library or the project defines a name; parses those files that may."""
+    last = name.rpartition(".")[2]
+    may = re.compile(rf"(?:def|class)\s+{last}\b|\b{last}\s*[:=]|[\"']{re.escape(name)}[\"']")
+    return name in FOREIGN or any(
+        name in list_definitions(path)
+        for path, text in read_sources().items()
+        if name in (path.stem, path.parent.name) or (last in text and may.search(text))
+    )
+
+
+@cache
+def list_files() -> set[str]:
+    """Return the names of all files of the project: not of what is installed, or made."""
+    found: set[str] = set()
+    for _, folders, files in os.walk(ROOT):
+        folders[:] = [each for each in folders if each == ".ci" or not each.startswith(".")]
+        found.update(files)
     return found
 
 
@@ -349,10 +376,8 @@ def test_names_and_paths_of_the_code_exist(page: str) -> None:
             if parts[0] == "eigensweep":
                 assert hasattr(eigensweep, parts[1])
                 continue
-            known = (
-                name in list_definitions() if len(parts) < 3 else set(parts) <= list_definitions()
-            )
-            if not known and not list(ROOT.rglob(name)):
+            known = is_defined(name) if len(parts) < 3 else all(map(is_defined, parts))
+            if not known and name not in list_files():
                 missing.append(name)
 
     assert missing == []

@@ -56,6 +56,7 @@ def test_a_name_that_resembles_none_is_told_without_a_guess() -> None:
     assert find_unknown(["EIGENSWEEP_QQQQQQ"]) == {"EIGENSWEEP_QQQQQQ": None}
 
 
+@pytest.mark.ray
 def test_serve_names_unknown_variables_at_its_start(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.write_text("a file in the place of the folder, so that the service ends at once")

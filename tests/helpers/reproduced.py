@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from eigensweep.analyses.__main__ import main as make_analysis
 from eigensweep.reports.__main__ import main as make_report
+from eigensweep.results import figures
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.queue.analyses import AnalysisHandler
 from eigensweep.service.queue.jobs import JobRunner
@@ -19,6 +23,16 @@ from eigensweep.workers.shared.results import summarise
 
 NAME = "nnrnn/figure-5b"
 """A suite with one experiment and no analysis."""
+
+
+def leave_undrawn(patch: pytest.MonkeyPatch) -> None:
+    """Let an empty file stand for each picture: drawing takes most of the time of a report."""
+
+    def save(draw: Any, content: Any, *paths: Path) -> None:
+        for path in paths:
+            path.touch()
+
+    patch.setattr(figures, "save", save)
 
 
 class Reproducer:

@@ -176,7 +176,7 @@ class TestAlike:
         assert judge_alike("a", a, {"b": wide}, 0.1).verdict == "not distinguishable"
         assert judge_alike("a", a, {"b": Side(missing="lost")}, 0.1).verdict == "not comparable"
 
-    def test_sides_whose_difference_is_shown_to_be_none_are_equivalent(self):
+    def test_sides_whose_difference_is_shown_none_are_equivalent(self):
         a = Side({k: 1 + k / 100 for k in range(6)})
         c = Side({k: v + (-1) ** k / 50 for k, v in a.values.items()})
         assert judge_order("a", a, {"c": c}).verdict == "not distinguishable"
@@ -189,7 +189,7 @@ class TestAlike:
 class TestAnyLook:
     """Where seeds are added until a claim is decided, what decides holds at every look."""
 
-    def test_few_seeds_that_a_fixed_number_would_take_for_enough_decide_nothing(self):
+    def test_few_seeds_decide_nothing_that_a_fixed_number_would(self):
         a = Side({seed: 1 + 0.1 * (seed % 2) for seed in range(4)})
         b = Side({seed: 1.2 + 0.1 * (seed % 3) for seed in range(4)})
         assert judge_order("a", a, {"b": b}).verdict == "holds"
@@ -263,7 +263,7 @@ def test_the_interval_of_a_ratio_is_that_of_its_logarithm():
     assert judge_bounds(Side({0: 0.0, 1: 0.1}), at_most=2, ratios=True).verdict == "holds"
 
 
-def test_a_number_agrees_where_the_papers_is_inside_its_interval():
+def test_a_number_agrees_where_the_papers_is_in_its_interval():
     measured = summarize([0.1, 0.2, 0.3])
     assert judge_number(measured, 0.25, None).verdict == "holds"
     assert judge_number(measured, 0.9, None).verdict == "does not hold"
@@ -291,7 +291,7 @@ def test_the_first_claim_decides_and_the_others_are_counted():
     assert judge_all([]).verdict == "not comparable"
 
 
-def test_what_a_figure_plots_and_what_it_is_about_are_told_apart():
+def test_what_a_figure_plots_is_told_from_what_it_is_about():
     claims = [Standing("holds", setting="as plotted"), Standing("does not hold", setting="matched")]
     assert judge_all(claims).because == "as plotted: holds; matched: 1 does not hold"
 
@@ -424,7 +424,7 @@ class TestReport:
         assert content.cost.trial_seconds == 90.0
         assert content.command == "eigensweep reproduce enrnn/figure-2 --budget short"
 
-    def test_its_curves_have_the_baseline_and_every_seed_that_did_not_diverge(self, content):
+    def test_its_curves_have_the_baseline_and_undiverged_seeds(self, content):
         (curves,) = content.curves
         assert curves.baseline == pytest.approx(0.0399, abs=1e-4)
         assert {line.arm: line.seeds for line in curves.lines} == {
@@ -539,7 +539,7 @@ class TestPictures:
         assert any(each.startswith("paper") for each in words)
 
 
-def test_the_values_of_one_parameter_are_compared_in_the_place_of_arms(tmp_path):
+def test_one_parameters_values_are_compared_in_place_of_arms(tmp_path):
     spec = make_specs("nnrnn/figure-6a", "short")["one_hot"]
     store, trials = Store(tmp_path), []
     for number, name in enumerate(("rmsprop", "adam")):
@@ -565,7 +565,7 @@ def test_the_values_of_one_parameter_are_compared_in_the_place_of_arms(tmp_path)
     assert judge_order("rmsprop", sides["rmsprop"], {"adam": sides["adam"]}).verdict == "holds"
 
 
-def test_further_repetitions_of_an_analysis_keep_what_claims_are_about(tmp_path):
+def test_further_repetitions_keep_what_claims_are_about(tmp_path):
     (tmp_path / "result.json").write_text(json.dumps({"curves": [1.0], "other": [2.0]}))
     made = [
         MadeAnalysis(label="memory", repeat=repeat, id=None, folder=str(tmp_path))
@@ -622,7 +622,7 @@ def measure(tmp_path: Path, values: dict[str, list[float]], **more: Any) -> Meas
     return Measured(made.model_copy(update=more), Store(tmp_path))
 
 
-def test_an_arm_of_which_one_seed_diverged_has_not_diverged_in_all(tmp_path):
+def test_an_arm_with_one_diverged_seed_has_not_diverged(tmp_path):
     """An older service ended the other seeds with it: they have a value, and no test score."""
     measured = measure(tmp_path, {"lstm": [0.5, float("nan"), 0.6]})
     by = Measure(metric="test/cross_entropy")
@@ -706,7 +706,7 @@ def test_times_of_a_busy_machine_are_shown_and_decide_nothing(tmp_path):
     assert judge_bounds(side, at_most=1.0).verdict == "not comparable"
 
 
-def test_the_papers_rate_stands_for_an_arm_where_the_suite_names_it(tmp_path):
+def test_the_papers_rate_stands_for_an_arm_where_it_is_named(tmp_path):
     spec = make_specs("nnrnn/figure-6a", "short")["one_hot"]
     params = ({"optimizer.lr": 1e-3}, {"optimizer.lr": 1e-4})
     made = make_experiment(tmp_path, "main", spec, {"nnrnn": [0.1, 0.1, 0.1]})
@@ -746,7 +746,7 @@ def test_an_experiment_that_cannot_run_here_is_not_comparable(tmp_path):
     assert "TIMIT is not here" in content.claims[0].comparisons[0].because
 
 
-def test_the_figure_of_permuted_pixels_shows_accuracies_and_names_who_diverged(tmp_path):
+def test_permuted_pixels_show_accuracies_and_name_the_diverged(tmp_path):
     spec = make_specs("nnrnn/figure-3", "short")["main"]
     values = {"exprnn": [0.7, 0.7, 0.7], "rnn": [0.9, float("nan"), 0.9]}
     made, store = make_experiment(tmp_path, "main", spec, values), Store(tmp_path)
@@ -764,7 +764,7 @@ def test_the_figure_of_permuted_pixels_shows_accuracies_and_names_who_diverged(t
     assert "rnn's seeds that diverged are not drawn: 1." in " ".join(panel.get_xlabel().split())
 
 
-def test_a_row_that_waits_says_what_it_needs_and_logs_stand_beside_ours(tmp_path):
+def test_a_row_that_waits_says_for_what_and_logs_stand_beside(tmp_path):
     earlier = EarlierReport(
         name="asrnn/figure-2",
         revision="abc",

@@ -178,7 +178,7 @@ class TestEverySuite:
                 assert is_measurable(row.metric, known), row
             assert spec.published == []
 
-    def test_its_short_budget_takes_twenty_minutes_on_two_cores_at_most(self, name):
+    def test_its_short_budget_takes_twenty_minutes_at_most(self, name):
         assert sum(map(estimate_core_seconds, make_specs(name, "short").values())) <= SHORT_SECONDS
 
 
@@ -200,7 +200,7 @@ def is_measurable(metric: str, known: set[str]) -> bool:
     return split in SCORES and rest in known
 
 
-def test_all_short_budgets_together_take_five_hours_on_two_cores_at_most():
+def test_all_short_budgets_take_five_hours_at_most():
     each = {
         spec.name: spec for name in suite_names() for spec in make_specs(name, "short").values()
     }

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from reproduced import NAME, Reproducer
+from helpers.reproduced import NAME, Reproducer, leave_undrawn
 from starlette.testclient import TestClient
 
 from eigensweep.reports.book import make_page
@@ -92,7 +92,8 @@ class Cluster:
 
 
 @pytest.fixture
-def reproducer(client: Any) -> Reproducer:
+def reproducer(client: Any, monkeypatch: pytest.MonkeyPatch) -> Reproducer:
+    leave_undrawn(monkeypatch)
     return Reproducer(client.app)
 
 
@@ -137,7 +138,7 @@ def test_one_that_is_decided_by_the_first_seeds_adds_none(client, reproducer, cl
     assert "--until-decided" in report["command"]
 
 
-def test_seeds_are_added_until_it_is_decided_and_none_is_trained_twice(client, reproducer, cluster):
+def test_seeds_are_added_until_decided_and_none_trains_twice(client, reproducer, cluster):
     cluster.is_first = lambda seed: seed not in (0, 3, 7)
     ended = follow(client, reproducer, cluster, post(client)["id"])
     report = read(client, ended)
@@ -311,7 +312,7 @@ def test_repetitions_of_an_analysis_are_added_too(client, reproducer, monkeypatc
     assert len(ended["analyses"]) == 4
 
 
-def test_the_plan_says_how_many_seeds_and_hours_a_difference_takes(client):
+def test_the_plan_tells_seeds_and_hours_of_a_difference(client):
     plan = client.get("/v1/reproduction-suites/nnrnn/figure-2").json()["plan"]["full"]
     assert [each["seeds"] for each in plan] == [8, 18, 57]
     assert all(each["core_hours"] > 0 for each in plan)

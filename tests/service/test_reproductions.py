@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from helpers.reproduced import NAME, Reproducer, play_driver
+from helpers.reproduced import NAME, Reproducer, leave_undrawn, play_driver
 from starlette.testclient import TestClient
 
 from eigensweep.reports.__main__ import main as make_report
@@ -27,6 +27,17 @@ from eigensweep.workers.shared.messages import DriverOptions
 
 
 @pytest.fixture
+def drawn() -> None:
+    """Who looks at a picture asks for this."""
+
+
+@pytest.fixture(autouse=True)
+def _undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "drawn" not in request.fixturenames:
+        leave_undrawn(monkeypatch)
+
+
+@pytest.fixture
 def reproducer(client: TestClient) -> Reproducer:
     """What takes reproductions further; its reports are made in this process."""
     return Reproducer(client.app)
@@ -42,6 +53,7 @@ def post(client: TestClient, name: str = NAME, **more: Any) -> Any:
     return client.post("/v1/reproductions", json={"name": name, **more})
 
 
+@pytest.mark.usefixtures("drawn")
 def test_it_ends_in_a_report_and_is_not_run_again(client, reproducer, play):
     answer = post(client)
     assert answer.status_code == 201, answer.text
@@ -342,6 +354,7 @@ class TestCommandLine:
         monkeypatch.setattr(work, "PASS_SECONDS", 0.0)
         return lambda *words: CliRunner().invoke(cli.app, ["reproduce", *words])
 
+    @pytest.mark.usefixtures("drawn")
     def test_it_prints_the_report_and_writes_it(self, client, reproducer, play, run, tmp_path):
         posted = post(client).json()
         play(posted["experiments"][0]["id"])

@@ -115,6 +115,7 @@ def service() -> Iterator[ServiceProcess]:
             service.end(signal.SIGTERM)
 
 
+@pytest.mark.ray
 class TestServe:
     def test_beside_anothers_models_it_trains_ours_revives_mlflow(self, service, spec):
         here = service.ask("/v1/experiments", spec(**SHORT))["links"]["self"]
@@ -256,6 +257,7 @@ class TestRefusals:
     def alone(self, tmp_path: Path, free_port: Any) -> ServiceProcess:
         return ServiceProcess(tmp_path, free_port(), free_port())
 
+    @pytest.mark.ray
     def test_strangers_without_a_token(self, alone):
         refused = alone.command(EIGENSWEEP_HOST="0.0.0.0")
         assert refused.returncode == 2

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from links import run_id_of
+from helpers.links import run_id_of
+from helpers.waiting import wait_until
 from mlflow import MlflowClient
-from waiting import wait_until
 
 from eigensweep.reports.messages import FILES
 from eigensweep.search_spaces.reproductions import load_suite
@@ -19,7 +19,7 @@ SEEDS = load_suite(NAME).analyses["maps"].times
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_a_reproduction_outlives_a_kill_and_its_report_is_in_mlflow(service: Any) -> None:
+def test_a_reproduction_outlives_a_kill_and_is_in_mlflow(service: Any) -> None:
     service.start()
     posted = service.request("/v1/reproductions", {"name": NAME})
     path, id = posted["links"]["self"], posted["experiments"][0]["id"]

@@ -107,6 +107,7 @@ def sweep(trials: int, steps: int, **more: object) -> dict[str, object]:
 
 
 @pytest.mark.slow
+@pytest.mark.ray
 @pytest.mark.timeout(900)
 def test_on_a_real_ray_they_fill_cpu_nodes_first_and_leave_gpu_nodes_to_gpus(tmp_path):
     import ray

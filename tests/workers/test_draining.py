@@ -98,6 +98,7 @@ def drain_by_signal(node: subprocess.Popen[bytes], address: str, id: str) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.ray
 @pytest.mark.parametrize("drain", [drain_by_command, drain_by_signal])
 def test_on_a_real_node_that_drains_trials_leave_and_end_elsewhere(tmp_path, drain):
     import ray

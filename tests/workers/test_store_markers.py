@@ -185,6 +185,7 @@ def can_mount() -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.ray
 @pytest.mark.skipif(not can_mount(), reason="needs the right to mount")
 def test_a_node_with_another_folder_in_its_place_is_left_out_and_nothing_is_lost(
     tmp_path, monkeypatch

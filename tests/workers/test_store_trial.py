@@ -14,6 +14,7 @@ from helpers.waiting import wait_until
 
 
 @pytest.mark.slow
+@pytest.mark.ray
 def test_a_node_without_keys_is_named_a_shared_folder_tried(tmp_path: Path) -> None:
     import ray
 

@@ -447,6 +447,7 @@ def test_a_driver_hands_out_trials_and_stops_them_through_the_object_store(
 
 
 @pytest.mark.slow
+@pytest.mark.ray
 def test_an_experiment_runs_from_a_spec_to_its_end_with_checkpoints_in_s3(tmp_path, monkeypatch):
     """Real processes: a driver, trials in processes and in lanes, and the store's server."""
     from experiments import Launched
@@ -474,6 +475,7 @@ def test_an_experiment_runs_from_a_spec_to_its_end_with_checkpoints_in_s3(tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.ray
 def test_an_outage_ends_neither_who_trains_nor_who_starts_meanwhile(tmp_path, monkeypatch):
     """Real processes: the server ends in mid-sweep, a driver starts, and the server is back."""
     from experiments import Launched
