@@ -7,12 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from eigensweep.reports.report import (
     ArmFound,
     ClaimFound,
-    Comparison,
     LooksFound,
     NumberFound,
     ReportContent,
 )
-from eigensweep.reports.verdicts import show
+from eigensweep.reports.verdicts import Pair, show
 from eigensweep.results.statistics import Summary
 from eigensweep.search_spaces.labels import (
     describe_settings,
@@ -150,7 +149,7 @@ def claim_words(claim: ClaimFound) -> list[str]:
     return [comparison_words(each) for each in claim.comparisons] or [claim.because]
 
 
-def comparison_words(pair: Comparison) -> str:
+def comparison_words(pair: Pair) -> str:
     """Return one comparison in words."""
     p = "" if pair.p is None else f", p = {show(pair.p)}"
     n = f", {pair.n} seeds" if pair.n else ""

@@ -29,6 +29,7 @@ from eigensweep.reports.results import KeptCurves
 from eigensweep.reports.verdicts import (
     PARAMETERS_TOLERANCE,
     Judgement,
+    Pair,
     Side,
     Standing,
     Verdict,
@@ -63,29 +64,6 @@ MOST_POINTS = 400
 """Most points of a line in a report; of a longer curve, evenly spread ones are kept."""
 
 
-class Comparison(Strict):
-    """Two arms of a claim."""
-
-    better: str
-    than: str
-    verdict: Verdict
-    because: str
-    n: int
-    difference: float | None
-    low: float | None
-    high: float | None
-    ratio: float | None
-    p: float | None
-    detectable: float | None = None
-    """The smallest difference that so many seeds of this spread show in four of five cases."""
-    detectable_ratio: float | None = None
-    """The same where logarithms are compared: the smallest ratio above 1."""
-    least_p: float | None = None
-    """The smallest p-value that first steps of so many seeds can give."""
-    seeds: int | None = None
-    """Seeds at which an open difference of this size and spread is decided, about."""
-
-
 class ClaimFound(Strict):
     """A claim of the paper, and what the numbers say of it."""
 
@@ -100,7 +78,7 @@ class ClaimFound(Strict):
     """Whether the sides differ in all that the paper's runs differ in, or in one thing alone."""
     stuck: bool = False
     """Whether no further seeds decide it: some diverged of a side that is shown to do well."""
-    comparisons: tuple[Comparison, ...] = ()
+    comparisons: tuple[Pair, ...] = ()
 
 
 class NumberFound(Strict):
@@ -421,25 +399,7 @@ def _judge(
         counts=not (budget == "short" and claim.not_short is not None),
         setting=claim.setting,
         stuck=found.stuck,
-        comparisons=tuple(
-            Comparison(
-                better=pair.better,
-                than=pair.than,
-                verdict=pair.verdict,
-                because=pair.because,
-                n=pair.n,
-                difference=pair.difference,
-                low=pair.low,
-                high=pair.high,
-                ratio=pair.ratio,
-                p=pair.p,
-                detectable=pair.detectable,
-                detectable_ratio=pair.detectable_ratio,
-                least_p=pair.least_p,
-                seeds=pair.seeds,
-            )
-            for pair in found.pairs
-        ),
+        comparisons=found.pairs,
     )
 
 

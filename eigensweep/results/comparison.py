@@ -15,6 +15,7 @@ from eigensweep.results.statistics import (
     SIGNIFICANCE,
     Difference,
     Summary,
+    Verdict,
     compare_paired,
     correct,
     find_domain,
@@ -85,32 +86,63 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Compared:
-    """What two subjects differ by on one part of the data."""
+class Outlook(SoFar):
+    """What the seeds say so far, at each look, and what it takes to decide."""
 
-    difference: Difference
-    words: str
-    """All of it as a sentence that can be cited."""
-    so_far: SoFar | None
-    """For a decision while seeds are added; None for fewer than two."""
     looks: Sequence[Look]
-    """The same after each seed, from the second one on."""
+    """The same after each seed, from the second one on"""
     plan: Plan | None
-    """What it takes to decide a difference of the size that is of interest."""
+    """What it takes to decide a difference of `smallest`; null without one"""
 
 
 @dataclass(frozen=True)
-class ComparedPair:
-    """Two subjects, with what they differ by on each part of the data."""
+class Compared:
+    """What the first side has more than the second, over the seeds that both have."""
 
-    first: Subject
-    second: Subject
-    by_split: Mapping[Split, Compared]
+    __pydantic_config__: ClassVar = {"use_attribute_docstrings": True}
+    verdict: Verdict
+    """Of the first side, by the corrected p-value"""
+    reason: str | None
+    """Why they are not comparable; null where they are"""
+    words: str
+    """All of it as a sentence that can be cited"""
+    seeds: Sequence[int]
+    """The shared seeds"""
+    n: int
+    mean: float | None
+    """Mean of first minus second"""
+    sd: float | None
+    """Standard deviation of the differences"""
+    low: float | None
+    """Lower end of the mean's 95% interval, uncorrected"""
+    high: float | None
+    """Upper end of the same"""
+    p: float | None
+    """p-value of this comparison alone"""
+    corrected_p: float | None
+    """p-value corrected for all pairs, after Holm"""
+    alike_p: float | None
+    """p-value of two one-sided tests that they differ by no more than `smallest`, corrected"""
+    effect: float | None
+    """`mean` as a ratio to the task's baseline"""
+    so_far: Outlook | None
+    """For a decision while seeds are added; null for fewer than two"""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two sides, compared on validation and on test data."""
+
+    __pydantic_config__: ClassVar = {"use_attribute_docstrings": True}
+    first: str
+    second: str
+    valid: Compared
+    test: Compared
 
 
 def compare_all(
     subjects: Sequence[Subject], smallest: float | None = None
-) -> tuple[dict[Split, int], list[ComparedPair]]:
+) -> tuple[dict[Split, int], list[Pair]]:
     """Return over how many pairs p-values are corrected, by part of the data, and every pair.
 
     Subjects that are shown to differ by no more than `smallest` are equivalent.
@@ -121,16 +153,16 @@ def compare_all(
         split: sum(each.p is not None for each in differences)
         for split, differences in by_split.items()
     }
+    described = {
+        split: [
+            _describe(a, b, split, found, counts[split], smallest)
+            for (a, b), found in zip(pairs, differences, strict=True)
+        ]
+        for split, differences in by_split.items()
+    }
     return counts, [
-        ComparedPair(
-            a,
-            b,
-            {
-                split: _describe(a, b, split, by_split[split][place], counts[split], smallest)
-                for split in SPLITS
-            },
-        )
-        for place, (a, b) in enumerate(pairs)
+        Pair(a.name, b.name, valid, test)
+        for (a, b), valid, test in zip(pairs, described["valid"], described["test"], strict=True)
     ]
 
 
@@ -183,15 +215,16 @@ def _find_obstacle(a: Subject, b: Subject, split: Split) -> str | None:
 def _describe(
     a: Subject, b: Subject, split: Split, found: Difference, count: int, smallest: float | None
 ) -> Compared:
-    seen = look(found, max(1, count), within=smallest)
-    looks: list[Look] = []
-    plan = None
+    seen, so_far = look(found, max(1, count), within=smallest), None
     if seen is not None:
         parts = [found.seeds[:n] for n in range(2, found.n + 1)]
         error = SIGNIFICANCE / max(1, count)
         looks = list(look_back(a.values[split], b.values[split], parts, error))
         plan = None if smallest is None else _make_plan(a, b, found, smallest, 1 / seen.wanted)
-    return Compared(found, _say(a, b, split, found, count, smallest), seen, looks, plan)
+        so_far = Outlook(**vars(seen), looks=looks, plan=plan)
+    numbers = {name: value for name, value in vars(found).items() if name != "better"}
+    words = _say(a, b, split, found, count, smallest)
+    return Compared(**numbers, n=found.n, words=words, so_far=so_far)
 
 
 def _make_plan(a: Subject, b: Subject, found: Difference, difference: float, error: float) -> Plan:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
+
+from eigensweep.results.ranking import TrialResult
 
 
 class Parameters(Protocol):
@@ -13,15 +15,9 @@ class Parameters(Protocol):
     def free(self) -> int: ...
 
 
-class Weighed(Protocol):
+class Weighed(TrialResult, Protocol):
     """A result, as several objectives see it."""
 
-    @property
-    def value(self) -> float | None: ...
-    @property
-    def valid(self) -> Mapping[str, float]: ...
-    @property
-    def seconds(self) -> float: ...
     @property
     def parameters(self) -> Parameters | None: ...
 

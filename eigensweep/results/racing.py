@@ -20,10 +20,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from eigensweep.direction import Better
-from eigensweep.results.ranking import RANKED, cost
+from eigensweep.results.ranking import RANKED, Ranked, TrialResult, cost
 from eigensweep.results.sequential import VerdictSoFar, judge
 from eigensweep.results.statistics import SIGNIFICANCE
 
@@ -32,41 +32,6 @@ if TYPE_CHECKING:
 
 Values = Mapping[int, float]
 """A configuration's value for each seed."""
-
-
-class SeedValue(Protocol):
-    """The result of one seed, as a race sees it."""
-
-    @property
-    def seed(self) -> int: ...
-    @property
-    def value(self) -> float | None: ...
-
-
-class RacerResult(Protocol):
-    """The result of a trial, as a race sees it."""
-
-    @property
-    def by_replicate(self) -> Sequence[SeedValue]: ...
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def reused_from(self) -> object | None: ...
-
-
-class Racer(Protocol):
-    """A trial, as a race sees it."""
-
-    @property
-    def number(self) -> int: ...
-    @property
-    def arm(self) -> str: ...
-    @property
-    def state(self) -> str: ...
-    @property
-    def result(self) -> RacerResult | None: ...
-    @property
-    def error(self) -> str | None: ...
 
 
 @dataclass(frozen=True)
@@ -193,7 +158,7 @@ def run_race(
     return Race(tuple(played), **about)
 
 
-def find_race(spec: ExperimentSpec, trials: Iterable[Racer]) -> Race | None:
+def find_race(spec: ExperimentSpec, trials: Iterable[Ranked]) -> Race | None:
     """Return how far the race of an experiment has come, None where its spec asks for none.
 
     One that diverged is not in the race. One that has a value and an error failed when it trained
@@ -231,14 +196,14 @@ def find_race(spec: ExperimentSpec, trials: Iterable[Racer]) -> Race | None:
     )
 
 
-def count_core_hours(spec: ExperimentSpec, trials: Iterable[Racer]) -> float:
+def count_core_hours(spec: ExperimentSpec, trials: Iterable[Ranked]) -> float:
     """Return the core-hours of trainings so far, without those of results that were taken over."""
     results = [each.result for each in trials if each.result is not None]
     seconds = sum(each.seconds for each in results if each.reused_from is None)
     return seconds * spec.resources.cpus / 3600
 
 
-def read_values(result: RacerResult | None) -> Values:
+def read_values(result: TrialResult | None) -> Values:
     """Return the value of each seed of a result; empty if one of them is unknown."""
     known = {} if result is None else {each.seed: each.value for each in result.by_replicate}
     values = {seed: value for seed, value in known.items() if value is not None}

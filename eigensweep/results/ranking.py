@@ -8,7 +8,7 @@ equal values the smaller number. The record sorts by columns of the same order, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import Final, Protocol, TypeVar
 
@@ -24,24 +24,45 @@ UNRANKED: Final = inf
 """The cost of a trial that is not ranked, or has no value."""
 
 
-class Scored(Protocol):
-    """A result, as the ranking sees it."""
+class SeedResult(Protocol):
+    """The result of one seed of a trial, as this room sees it."""
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def value(self) -> float | None: ...
+
+
+class TrialResult(Protocol):
+    """The result of a trial, as this room sees it."""
 
     @property
     def value(self) -> float | None: ...
     @property
+    def valid(self) -> Mapping[str, float]: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
     def replicates(self) -> int: ...
+    @property
+    def by_replicate(self) -> Sequence[SeedResult]: ...
+    @property
+    def reused_from(self) -> object | None: ...
 
 
 class Ranked(Protocol):
-    """A trial, as the ranking sees it."""
+    """A trial, as this room sees it."""
 
     @property
     def number(self) -> int: ...
     @property
+    def arm(self) -> str: ...
+    @property
     def state(self) -> str: ...
     @property
-    def result(self) -> Scored | None: ...
+    def result(self) -> TrialResult | None: ...
+    @property
+    def error(self) -> str | None: ...
 
 
 RankedT = TypeVar("RankedT", bound=Ranked)

@@ -50,23 +50,22 @@ class Look:
 
 @dataclass(frozen=True)
 class SoFar:
-    """What differences say as far as seeds have come."""
+    """What the seeds say so far, where more may be added and looked at, one after another."""
 
+    __pydantic_config__: ClassVar = {"use_attribute_docstrings": True}
     e_value: float
-    """Evidence against no difference."""
-    wanted: float
-    """The e-value that decides: 20, times the comparisons that are made together."""
-    low: float | None
-    """Lower end of the mean's interval that holds at every look together; None: anything."""
-    high: float | None
-    """Upper end of the same."""
-    seeds: int | None
-    """Seeds at which a difference of this size and spread is decided, about; None: too many."""
+    """Evidence against no difference; by chance it ever gets to `wanted` in at most 5% of cases"""
+    decided: bool
     verdict: VerdictSoFar
-
-    @property
-    def decided(self) -> bool:
-        return self.verdict != "not distinguishable"
+    """Of the first side; `equivalent`: it is shown to differ by no more than `smallest`"""
+    wanted: float
+    """The e-value that decides: 20, times the pairs that are compared"""
+    low: float | None
+    """Lower end of the mean's interval that holds at every look together; null: anything"""
+    high: float | None
+    """Upper end of the same"""
+    seeds: int | None
+    """Seeds at which a difference of this size and spread is decided, about; null beyond 1,000"""
 
 
 def look(
@@ -86,13 +85,15 @@ def look(
         return None
     error /= comparisons
     margin = find_margin(sd, n, error)
+    verdict = judge(mean, sd, n, difference.better, error, within)
     return SoFar(
         e_value=find_e_value(mean, sd, n),
+        decided=verdict != "not distinguishable",
+        verdict=verdict,
         wanted=1 / error,
         low=None if margin is None else mean - margin,
         high=None if margin is None else mean + margin,
         seeds=find_seeds(_effect(mean, sd), error),
-        verdict=judge(mean, sd, n, difference.better, error, within),
     )
 
 

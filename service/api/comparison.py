@@ -10,10 +10,9 @@ from typing import Any
 
 from pydantic import Field
 
-from eigensweep.results.comparison import Compared, Plan, Split, Subject, compare_all
+from eigensweep.results.comparison import Pair, Split, Subject, compare_all
 from eigensweep.results.ranking import RANKED
-from eigensweep.results.sequential import Look, VerdictSoFar
-from eigensweep.results.statistics import TEST, Summary, Verdict
+from eigensweep.results.statistics import TEST, Summary
 from eigensweep.search_spaces.errors import UnknownMetricError
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.service.api.schemas import Answer, Metric
@@ -47,67 +46,6 @@ class Side(Answer):
     baseline: float | None = Field(description="What a memoryless model scores on the metric")
     valid: Summary | None = Field(description="On validation data, at the selected step")
     test: Summary | None = Field(description="On test data, at the same step")
-
-
-class SoFarNow(Answer):
-    """What the seeds say so far, where more may be added and looked at, one after another."""
-
-    e_value: float = Field(
-        description="Evidence against no difference. 20 decides, times the pairs that are "
-        "compared; by chance it ever gets there in at most 5% of cases, however often one looks"
-    )
-    decided: bool
-    verdict: VerdictSoFar = Field(
-        description="Of the first side; `equivalent` where it is shown to differ by no more than "
-        "`smallest`"
-    )
-    wanted: float = Field(description="The e-value that decides")
-    low: float | None = Field(
-        description="Lower end of an interval of the mean that holds at every look together; null "
-        "where so few seeds exclude nothing"
-    )
-    high: float | None = Field(description="Upper end of the same")
-    seeds: int | None = Field(
-        description="Seeds at which a difference of this size and spread is decided, about; null "
-        "beyond 1,000"
-    )
-    looks: list[Look] = Field(description="The same after each seed, from the second one on")
-    plan: Plan | None = Field(
-        description="What it takes to decide a difference of `smallest`; null without one"
-    )
-
-
-class DifferenceNow(Answer):
-    """What the first side has more than the second, over the seeds that both have."""
-
-    verdict: Verdict = Field(description="Of the first side, by the corrected p-value")
-    reason: str | None = Field(description="Why they are not comparable; null where they are")
-    words: str = Field(description="All of it as a sentence")
-    seeds: list[int] = Field(description="The shared seeds")
-    n: int
-    mean: float | None = Field(description="Mean of first minus second")
-    sd: float | None = Field(description="Standard deviation of the differences")
-    low: float | None = Field(description="Lower end of the mean's 95% interval, uncorrected")
-    high: float | None = Field(description="Upper end of the same")
-    p: float | None = Field(description="p-value of this comparison alone")
-    corrected_p: float | None = Field(description="p-value corrected for all pairs, after Holm")
-    alike_p: float | None = Field(
-        description="p-value of two one-sided tests that they differ by no more than `smallest`, "
-        "corrected for all pairs; null without one"
-    )
-    effect: float | None = Field(description="`mean` as a ratio to the task's baseline")
-    so_far: SoFarNow | None = Field(
-        description="For a decision while seeds are added; null for fewer than two"
-    )
-
-
-class Pair(Answer):
-    """Two sides, compared on validation and on test data."""
-
-    first: str
-    second: str
-    valid: DifferenceNow
-    test: DifferenceNow
 
 
 class Comparison(Answer):
@@ -147,22 +85,8 @@ def compare(
         smallest=smallest,
         version=version,
         sides=[side for side, _ in found],
-        pairs=[
-            Pair(
-                first=pair.first.name,
-                second=pair.second.name,
-                valid=_make_difference(pair.by_split["valid"]),
-                test=_make_difference(pair.by_split["test"]),
-            )
-            for pair in pairs
-        ],
+        pairs=pairs,
     )
-
-
-def _make_difference(found: Compared) -> DifferenceNow:
-    seen = found.so_far
-    so_far = seen and SoFarNow.made_of(seen, looks=found.looks, plan=found.plan)
-    return DifferenceNow.made_of(found.difference, words=found.words, so_far=so_far)
 
 
 def _find(record: Queries, name: str, metric: str | None) -> tuple[Side, Subject]:

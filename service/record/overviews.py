@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import Row, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
+from eigensweep.results.importance import Scored
 from eigensweep.results.ranking import RANKED, UNRANKED
 from eigensweep.results.tuning import Try
 from eigensweep.service.record import database
@@ -185,9 +186,7 @@ def list_tries(queries: Queries, session: Session, id: str, arm: str | None) -> 
 
 
 @database.reading
-def list_finished(
-    queries: Queries, session: Session, id: str
-) -> dict[str, list[tuple[Params, float]]]:
+def list_finished(queries: Queries, session: Session, id: str) -> dict[str, list[Scored]]:
     """Return point and value of each ranked trial, by arm, in the order of their numbers.
 
     Trials with a lineage are left out: their value is not that of one point.
@@ -197,10 +196,10 @@ def list_finished(
         .where(Trial.experiment_id == id, Trial.state.in_(RANKED), Trial.lineage.is_(None))
         .order_by(Trial.number)
     )
-    found: dict[str, list[tuple[Params, float]]] = {}
+    found: dict[str, list[Scored]] = {}
     for arm, params, value in session.execute(chosen):
         if value is not None:
-            found.setdefault(arm, []).append((params, value))
+            found.setdefault(arm, []).append(Scored(params, value))
     return found
 
 

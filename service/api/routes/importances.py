@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 from pydantic import Field
 
-from eigensweep.results.importance import EVALUATOR, Importance, Scored, measure_importance
+from eigensweep.results.importance import EVALUATOR, Importance, measure_importance
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.parts import TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
@@ -43,10 +43,7 @@ def get_importance(
     """
     row, arms = list_arms(service.record, id)
     space = ExperimentSpec.from_stored(row.spec).space()
-    finished = {
-        arm: [Scored(params, value) for params, value in found]
-        for arm, found in list_finished(service.record, id).items()
-    }
+    finished = list_finished(service.record, id)
     return ImportanceNow(
         metric=Metric.made_of(row, name=row.metric),
         evaluator=EVALUATOR,
