@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from eigensweep.reports.measurements import Measured, join_trials
+from eigensweep.reports.measurements import ArmsMeasured, join_trials
 from eigensweep.reports.messages import (
     MadeAnalysis,
     MeasuredExperiment,
@@ -136,7 +136,7 @@ class ReproductionHandler(Handler):
         if analysis.arm is None:
             return whole.id, None
         for posted in (widest, whole):
-            measured = Measured(self._measure(found, label, posted), Store(self.storage))
+            measured = ArmsMeasured(self._measure(found, label, posted), Store(self.storage))
             if posted.id is not None and analysis.arm in measured.arms:
                 return posted.id, measured.arms[analysis.arm].trial.number
         raise NotFoundError(f"no trial of arm '{analysis.arm}' trained to an end")
