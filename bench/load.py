@@ -48,7 +48,7 @@ from eigensweep.service.queue.dispatcher import Dispatcher
 from eigensweep.service.record import database
 from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.tables import Experiment
+from eigensweep.service.record.tables import ExperimentRow
 from eigensweep.service.settings import Settings
 
 LONGEST_SECONDS: Final = 120.0
@@ -197,7 +197,7 @@ def prepare(home: Path, trials: int) -> str:
     over = {"state": "completed", "tracked": True, "started_at": now - 99, "finished_at": now}
 
     def end(session: Session) -> None:
-        session.execute(update(Experiment).values(**over, left_at=now))
+        session.execute(update(ExperimentRow).values(**over, left_at=now))
 
     database.write(settings.database, end)
     database.engine(settings.database).dispose()

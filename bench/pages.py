@@ -28,7 +28,7 @@ from eigensweep.service.queue.dispatcher import Dispatcher
 from eigensweep.service.record import database
 from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.tables import Experiment, Report, Trial
+from eigensweep.service.record.tables import ExperimentRow, ReportRow, TrialRow
 from eigensweep.service.settings import Settings
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.curves import CurvePoint
@@ -131,9 +131,9 @@ def fill(
     def work(session: Session) -> None:
         for begin in range(0, trials, PIECE):
             piece = rows[begin : begin + PIECE]
-            session.execute(insert(Trial), piece)
-            session.execute(insert(Report), make_reports(id, piece, reports))
-        session.execute(update(Experiment).values(state="running", claimed_at=time.time() - 99))
+            session.execute(insert(TrialRow), piece)
+            session.execute(insert(ReportRow), make_reports(id, piece, reports))
+        session.execute(update(ExperimentRow).values(state="running", claimed_at=time.time() - 99))
 
     database.write(url, work)
     store = Store(storage)

@@ -31,7 +31,7 @@ from eigensweep.workers.driver.trainable import TrialProcesses
 from eigensweep.workers.processes.runner import LOST, REPORT
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.curves import CurvePoint
-from eigensweep.workers.shared.messages import Json, Order, Place, ReplicateResult, Report
+from eigensweep.workers.shared.messages import Order, Place, ReplicateResult, Report
 from eigensweep.workers.shared.results import summarise
 
 send: Any = cloudpickle.dumps
@@ -101,7 +101,7 @@ class ActorClass:
 class Actor:
     """A handle of a trial's process. What is not about training is answered with True."""
 
-    def __init__(self, ray: PlayedRay, config: Json) -> None:
+    def __init__(self, ray: PlayedRay, config: dict[str, Any]) -> None:
         self._ray = ray
         self._ready = time.monotonic() + ray.started * ray.start_seconds
         ray.started += 1
@@ -111,14 +111,14 @@ class Actor:
         own = {"train": self._train, "train_next": self._train_next}
         return SimpleNamespace(remote=own.get(name, self._say_yes))
 
-    def _begin(self, config: Json) -> None:
+    def _begin(self, config: dict[str, Any]) -> None:
         self._order = Order.from_dict(config)
         self._reports = 0
 
     def _say_yes(self, *arguments: Any, **others: Any) -> Future:
         return Future(max(time.monotonic(), self._ready), lambda: True)
 
-    def _train_next(self, config: Json) -> Future:
+    def _train_next(self, config: dict[str, Any]) -> Future:
         send(config)
         began = time.thread_time()
         self._begin(config)
@@ -129,7 +129,7 @@ class Actor:
         pause = self._ray.seconds / len(self._order.rungs)
         return Future(time.monotonic() + pause, self._report)
 
-    def _report(self) -> Json:
+    def _report(self) -> dict[str, Any]:
         """Return what a trial's process returns at its next rung."""
         order, config = self._order, TrialConfig.from_dict(self._order.config)
         step, is_over = order.rungs[self._reports], self._reports + 1 == len(order.rungs)

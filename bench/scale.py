@@ -36,7 +36,7 @@ from eigensweep.service.record.database import read
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.tables import Attempt, Trial
+from eigensweep.service.record.tables import AttemptRow, TrialRow
 from eigensweep.workers.driver.experiment import ExperimentDriver, run_experiment
 from eigensweep.workers.driver.searcher import LIVE
 from eigensweep.workers.shared.messages import DriverOptions
@@ -159,9 +159,9 @@ def read_times(url: str) -> tuple[list[tuple[float, int]], float]:
     """
 
     def work(session: Session) -> tuple[list[tuple[float, int]], float]:
-        rows = session.execute(select(Attempt.started_at, Attempt.place)).all()
+        rows = session.execute(select(AttemptRow.started_at, AttemptRow.place)).all()
         starts = sorted((began, int((place or {}).get("pid", 0))) for began, place in rows)
-        return starts, session.scalars(select(func.max(Trial.ended_at))).one() or 0.0
+        return starts, session.scalars(select(func.max(TrialRow.ended_at))).one() or 0.0
 
     return read(url, work)
 

@@ -127,8 +127,8 @@ class SearchConfig(Strict):
     warm_start: list[Annotated[str, Field(min_length=1, max_length=32)]] = Field(
         [],
         max_length=20,
-        description="Ids of experiments that are over. Their finished trials are told to the "
-        "sampler first, where the same configuration lies in this space. For methods that learn",
+        description="Ids of finished experiments. The sampler first learns from their trials "
+        "whose configuration is a point of this space. For methods that learn",
     )
 
 
@@ -138,10 +138,10 @@ class SchedulerConfig(Strict):
     name: Literal["none", "asha", "hyperband", "median", "pbt"] = Field(
         "none",
         description="`none`: every trial trains to its end; `asha`: asynchronous successive "
-        "halving; `hyperband`: the same in several brackets, which begin to stop trials later and "
-        "later; `median`: a trial stops when it falls below the median of the others; `pbt`: "
-        "population-based training, where at each rung the worst trials go on from copies of the "
-        "best, with changed values",
+        "halving; `hyperband`: the same in several brackets, each of which starts to "
+        "stop trials later; `median`: a trial stops when it falls below the median of"
+        " the others; `pbt`: population-based training: at each rung the worst trials"
+        " continue as copies of the best, with changed values",
     )
     rung_every: int | None = Field(
         None,
@@ -171,9 +171,9 @@ class SchedulerConfig(Strict):
     margin: float | None = Field(
         0.1,
         ge=0,
-        description="A rung stops or replaces no trial before one that reached it is better than "
-        "the baseline by this share of the baseline; null: each rung decides. It has no effect "
-        "where a task has no baseline",
+        description="A rung stops or replaces trials only after some trial at this rung is better"
+        " than the baseline, by this share of the baseline; null: every rung decides."
+        " It has no effect if the task has no baseline",
     )
     min_samples: int = Field(
         3,
@@ -236,8 +236,9 @@ class RacingConfig(Strict):
     smallest: float | None = Field(
         None,
         gt=0,
-        description="Smallest difference of interest, in the metric's unit: who is shown to differ "
-        "by no more is equivalent, and gets no more seeds; null: any difference is of interest",
+        description="Smallest difference of interest, in the metric's unit: configurations that "
+        "are shown to differ by no more are equivalent, and get no more seeds; null: "
+        "any difference is of interest",
     )
     alpha: float = Field(
         0.05,
@@ -365,8 +366,7 @@ class ResourcesConfig(Strict):
     )
     labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=16)] = Field(
         {},
-        description="Labels that a node must have, each with its value: those that `ray start "
-        "--labels` gave it",
+        description="Labels and values that a node must have, as given to `ray start --labels`",
     )
     lanes: Annotated[
         Annotated[int, Field(ge=1, le=MOST_LANES)] | Literal["auto"] | None,
@@ -422,8 +422,8 @@ class LimitsConfig(Strict):
         None,
         ge=0,
         le=604_800,
-        description="How long the experiment waits for a node that a trial fits on, before it "
-        "fails; default: 5 minutes on a cluster that was joined, else not at all",
+        description="Seconds that the experiment waits for a node that fits a trial, before it "
+        "fails; default: 5 minutes on a joined cluster, else 0",
     )
     stall_seconds: float | None = Field(
         None,

@@ -113,7 +113,7 @@ class ExperimentSpec(Strict):
     name: Name = Field("", description="Name of the experiment; default: its arms and its task")
     task: AnyTask = Field(description="The task that all arms learn")
     model: AnyModel | None = Field(
-        None, description="The model, where there is one only; else give `arms`"
+        None, description="The model, if there is only one; else give `arms`"
     )
     optimizer: OptimizerConfig = Field(
         OptimizerConfig(), description="Optimizer of the one model, and of each arm without its own"
@@ -146,8 +146,8 @@ class ExperimentSpec(Strict):
     )
     racing: RacingConfig | None = Field(
         None,
-        description="More seeds, when every configuration has its `replicates`: the leaders, or "
-        "all arms, train on one seed after another until it is decided which is better. Default: "
+        description="After the search: the configurations that may still be the best, or all "
+        "arms, get more seeds, one after another, until it is decided which is better. Default: "
         "no configuration gets more than `replicates`",
     )
     seed: int = Field(
@@ -155,8 +155,8 @@ class ExperimentSpec(Strict):
     )
     reuse: bool = Field(
         True,
-        description="Whether results are taken over, and checkpoints gone on from, where the same "
-        "configuration was trained before by the same code. `false` trains everything anew",
+        description="Whether results and checkpoints of the same configuration, trained by the "
+        "same code, are reused. `false` trains everything anew",
     )
     objective: Objectives = Field(
         Objectives(), description="What trials are ranked by, and what that is weighed against"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from eigensweep.analyses.base import Analysis
+from eigensweep.analyses.base import AnalysisMethod
 from eigensweep.analyses.copying_solution import CopyingSolution
 from eigensweep.analyses.gradient_norms import GradientNorms
 from eigensweep.analyses.hidden_states import HiddenStates
@@ -19,7 +19,7 @@ from eigensweep.analyses.linear_memory import FisherMemory, TransientNorms
 from eigensweep.analyses.size_study import SizeStudy
 from eigensweep.analyses.spectra import Spectra
 
-ANALYSES: dict[str, Analysis[Any, Any, Any]] = {
+ANALYSES: dict[str, AnalysisMethod[Any, Any, Any]] = {
     "gradient_norms": GradientNorms(),
     "hidden_states": HiddenStates(),
     "spectra": Spectra(),

@@ -123,7 +123,7 @@ class Folders:
     """Folder of the corpora; None if there is none."""
 
 
-class Analysis(ABC, Generic[OptionsT, SubjectT, ContentT]):
+class AnalysisMethod(ABC, Generic[OptionsT, SubjectT, ContentT]):
     """A pure function of options and a subject (its weights or its curves).
 
     The first line of a subclass's docstring is shown in the list of analyses.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from eigensweep.analyses.base import (
-    Analysis,
+    AnalysisMethod,
     Content,
     Findings,
     Folders,
@@ -66,7 +66,7 @@ class CopyingSolutionContent(Content):
     counts: list[Count]
 
 
-class CopyingSolution(Analysis[CopyingSolutionOptions, None, CopyingSolutionContent]):
+class CopyingSolution(AnalysisMethod[CopyingSolutionOptions, None, CopyingSolutionContent]):
     """In how many random draws the constructed solution of copying recalls the whole string.
 
     Source: Henaff, Szlam & LeCun, ICML 2016, figure 1.

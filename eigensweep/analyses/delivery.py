@@ -10,8 +10,8 @@ from typing import Final, TypeVar
 from eigensweep.analyses.messages import AnalysisOrder
 from eigensweep.workers.tracking.mlflow_runs import (
     AwayError,
-    Content,
-    RefusedError,
+    MlflowRefusedError,
+    RunContent,
     Runs,
     flatten,
 )
@@ -58,7 +58,7 @@ def _persist(send: Callable[[], T]) -> T:
     for pause in (*PAUSES, None):
         try:
             return send()
-        except RefusedError as error:
+        except MlflowRefusedError as error:
             raise NotDeliveredError(f"MLflow refuses it: {error}") from error
         except AwayError as error:
             if pause is None:
@@ -75,7 +75,7 @@ def _deliver(order: AnalysisOrder, uri: str, files: Sequence[Path]) -> str:
         runs.keep_all(order.subject.run_id, files, folder)
         return order.subject.run_id
     run_id = runs.get(None, None, order.name, {"eigensweep.analysis": order.name})
-    runs.send(run_id, Content(params=flatten(order.options)))
+    runs.send(run_id, RunContent(params=flatten(order.options)))
     runs.keep_all(run_id, files, folder)
     runs.end(run_id, "FINISHED")
     return run_id

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from eigensweep.analyses.base import (
-    Analysis,
+    AnalysisMethod,
     Content,
     Findings,
     Folders,
@@ -88,7 +88,7 @@ class GradientNormsContent(Content):
     """Only parts that no other part feeds; empty if the theorem does not cover the model."""
 
 
-class GradientNorms(Analysis[GradientNormsOptions, TrialSubject, GradientNormsContent]):
+class GradientNorms(AnalysisMethod[GradientNormsOptions, TrialSubject, GradientNormsContent]):
     """How strongly each state depends on each input, for each part of the state: heat maps.
 
     The input is the batch that training would use next. After five whole epochs, as in the paper,

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from eigensweep.analyses.base import (
-    Analysis,
+    AnalysisMethod,
     Content,
     Findings,
     Folders,
@@ -56,7 +56,7 @@ class HiddenStatesContent(Content):
     """Mean movement before the first mark, between marks, and after the last one."""
 
 
-class HiddenStates(Analysis[HiddenStatesOptions, TrialSubject, HiddenStatesContent]):
+class HiddenStates(AnalysisMethod[HiddenStatesOptions, TrialSubject, HiddenStatesContent]):
     """Each unit of the hidden state over the steps of one sequence, with the marked steps.
 
     The sequence is from the batch that training would use next. The marked steps are those of the

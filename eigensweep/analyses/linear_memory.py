@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 
 from eigensweep.analyses.base import (
-    Analysis,
+    AnalysisMethod,
     Content,
     Findings,
     Folders,
@@ -83,7 +83,7 @@ class TransientNormsContent(Content):
     curves: list[TransientCurve]
 
 
-class TransientNorms(Analysis[TransientNormsOptions, None, TransientNormsContent]):
+class TransientNorms(AnalysisMethod[TransientNormsOptions, None, TransientNormsContent]):
     """How a state grows and dies under a triangular matrix: ‖h_t‖ and each unit's spread.
 
     Source: Kerg et al., NeurIPS 2019, figure 1b.
@@ -187,7 +187,7 @@ class FisherMemoryContent(Content):
     curves: list[FisherCurve]
 
 
-class FisherMemory(Analysis[FisherMemoryOptions, None, FisherMemoryContent]):
+class FisherMemory(AnalysisMethod[FisherMemoryOptions, None, FisherMemoryContent]):
     """Fisher memory curves J(t) of a noisy linear network with a triangular matrix.
 
     Source: Kerg et al., NeurIPS 2019, figure 1c.

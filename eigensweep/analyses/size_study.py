@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, JsonValue
 
 from eigensweep.analyses.base import (
-    Analysis,
+    AnalysisMethod,
     Content,
     ExperimentSubject,
     Findings,
@@ -104,7 +104,7 @@ class SizeStudyContent(Content):
     """Ordered by line, then by size."""
 
 
-class SizeStudy(Analysis[SizeStudyOptions, ExperimentSubject, SizeStudyContent]):
+class SizeStudy(AnalysisMethod[SizeStudyOptions, ExperimentSubject, SizeStudyContent]):
     """Curves for each size of a model, and the final value against the size.
 
     Each arm is a line of its own. If every size is an arm, as in the preset

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from contextlib import suppress
 from math import hypot
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from pydantic import Field
 
 from eigensweep.analyses.base import (
-    Analysis,
+    AnalysisMethod,
     Content,
     Findings,
     Folders,
@@ -70,7 +70,7 @@ class SpectraContent(Content):
     """`whole` is W; if the state has several parts, each part's own block follows."""
 
 
-class Spectra(Analysis[SpectraOptions, TrialSubject, SpectraContent]):
+class Spectra(AnalysisMethod[SpectraOptions, TrialSubject, SpectraContent]):
     """Eigenvalues and singular values of the recurrent matrix over training.
 
     A trial trained with `training.spectra` has kept them at every evaluation. For any other trial
@@ -140,9 +140,9 @@ class Spectra(Analysis[SpectraOptions, TrialSubject, SpectraContent]):
 
     def _ends(
         self, options: SpectraOptions, subject: TrialSubject, folders: Folders
-    ) -> list[tuple[int, dict[str, Any]]]:
+    ) -> list[tuple[int, spectrum_files.SpectraJson]]:
         """Return the spectra of the untrained, the best and the last weights, with their steps."""
-        found: dict[int, dict[str, Any]] = {}
+        found: dict[int, spectrum_files.SpectraJson] = {}
         for weights in ("initial", "best", "last"):
             if weights == "best" and subject.value is None:
                 continue

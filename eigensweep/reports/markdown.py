@@ -11,7 +11,7 @@ from eigensweep.reports.report import (
     NumberFound,
     ReportContent,
 )
-from eigensweep.reports.verdicts import Pair, show
+from eigensweep.reports.verdicts import ArmsCompared, show
 from eigensweep.results.statistics import Summary
 from eigensweep.search_spaces.labels import (
     describe_settings,
@@ -149,7 +149,7 @@ def claim_words(claim: ClaimFound) -> list[str]:
     return [comparison_words(each) for each in claim.comparisons] or [claim.because]
 
 
-def comparison_words(pair: Pair) -> str:
+def comparison_words(pair: ArmsCompared) -> str:
     """Return one comparison in words."""
     p = "" if pair.p is None else f", p = {show(pair.p)}"
     n = f", {pair.n} seeds" if pair.n else ""

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from eigensweep.direction import Better, sign
 from eigensweep.reports.messages import KeptAnalysis, MeasuredExperiment, MeasuredTrial
-from eigensweep.reports.verdicts import Side
+from eigensweep.reports.verdicts import ArmNumbers
 from eigensweep.results.ranking import cost
 from eigensweep.results.statistics import Domain, find_domain
 from eigensweep.search_spaces.reproductions import Measure
@@ -50,7 +50,7 @@ class ArmTrial:
         return frozenset(each.seed for each in self.replicates if each.outcome == "diverged")
 
 
-class Points(Protocol):
+class CurveReader(Protocol):
     """Where the curves are: a store, or a file of results."""
 
     def points(self, key: str) -> list[CurvePoint]:
@@ -62,11 +62,11 @@ class Points(Protocol):
 
 
 @dataclass
-class Measured:
+class ArmsMeasured:
     """An experiment of a reproduction with its numbers."""
 
     experiment: MeasuredExperiment
-    store: Points
+    store: CurveReader
     _curves: dict[tuple[str, str], dict[int, Curve]] = field(default_factory=dict)
 
     @property
@@ -132,17 +132,17 @@ class Measured:
             self._curves[arm, name] = found
         return self._curves[arm, name]
 
-    def side(self, arm: str, measure: Measure) -> Side:
+    def side(self, arm: str, measure: Measure) -> ArmNumbers:
         """Return what an arm gave, by seed."""
         if arm not in self.arms:
             why = self.experiment.problem or "no trial of it trained to an end"
-            return Side(missing=why)
+            return ArmNumbers(missing=why)
         chosen = self.arms[arm]
         scale = 1.0
         if measure.of_baseline:
             baseline = self._baseline_of(chosen, measure.curve or measure.metric or "value")
             if not baseline:
-                return Side(missing="the baseline is not known")
+                return ArmNumbers(missing="the baseline is not known")
             scale = baseline
         if measure.curve is not None:
             return self._side_of_curve(arm, chosen, measure, scale)
@@ -162,7 +162,9 @@ class Measured:
             return replace(side, doubt=_doubt_times(list(values.values())))
         return side
 
-    def _side_of_curve(self, arm: str, chosen: ArmTrial, measure: Measure, scale: float) -> Side:
+    def _side_of_curve(
+        self, arm: str, chosen: ArmTrial, measure: Measure, scale: float
+    ) -> ArmNumbers:
         name = measure.curve or ""
         curves = self.curves(arm, name)
         better = self._better(chosen, name)
@@ -177,7 +179,7 @@ class Measured:
                 values[seed] = found / scale
         if measure.steps_to is not None:
             last = float(training.steps)
-            return Side(values, last=last) if values else Side(missing="no curve")
+            return ArmNumbers(values, last=last) if values else ArmNumbers(missing="no curve")
         where = name if measure.at is None else f"{name} at step {measure.at}"
         return _make_side(chosen, values, where, self.domain(name, of_baseline=measure.of_baseline))
 
@@ -221,7 +223,7 @@ class AnalysisNumbers:
 
     made: Sequence[KeptAnalysis]
 
-    def side(self, measure: Measure) -> Side:
+    def side(self, measure: Measure) -> ArmNumbers:
         """Return a number of the results by repetition."""
         assert measure.analysis is not None
         assert measure.number is not None
@@ -231,8 +233,8 @@ class AnalysisNumbers:
                 below = self._read(measure.over_analysis or measure.analysis, measure.over)
                 values = {key: values[key] / below[key] for key in values.keys() & below.keys()}
         except (LookupError, ZeroDivisionError) as error:
-            return Side(missing=str(error))
-        return Side(values) if values else Side(missing="it was not made")
+            return ArmNumbers(missing=str(error))
+        return ArmNumbers(values) if values else ArmNumbers(missing="it was not made")
 
     def _read(self, label: str, path: str) -> dict[int, float]:
         """Return the number at a path of an analysis's results, by repetition.
@@ -249,13 +251,15 @@ class AnalysisNumbers:
         return found
 
 
-def _make_side(chosen: ArmTrial, values: Mapping[int, float], number: str, domain: Domain) -> Side:
+def _make_side(
+    chosen: ArmTrial, values: Mapping[int, float], number: str, domain: Domain
+) -> ArmNumbers:
     """Return a side whose diverged seeds have no value; what was not measured is missing."""
     trained = len(chosen.replicates)
     if not values and len(chosen.diverged) < trained:
         lost = f": {len(chosen.diverged)} of {trained} seeds diverged" if chosen.diverged else ""
-        return Side(missing=f"it has no {number}{lost}")
-    return Side(values, chosen.diverged, domain=domain)
+        return ArmNumbers(missing=f"it has no {number}{lost}")
+    return ArmNumbers(values, chosen.diverged, domain=domain)
 
 
 def _doubt_times(seconds: Sequence[float]) -> str | None:

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from pydantic import JsonValue
 
 from eigensweep.analyses import ANALYSES
-from eigensweep.reports.report import ArmFound, Curves, NumberFound, ReadOff, ReportContent
+from eigensweep.reports.report import (
+    ArmFound,
+    ExperimentCurves,
+    NumberFound,
+    ReadOff,
+    ReportContent,
+)
 from eigensweep.reports.verdicts import show
 from eigensweep.results import figures
 
@@ -60,7 +66,7 @@ def _draw(content: ReportContent) -> Figure:
     return figure
 
 
-def _draw_curves(panel: Axes, curves: Curves) -> None:
+def _draw_curves(panel: Axes, curves: ExperimentCurves) -> None:
     colours = dict(
         zip([line.arm for line in curves.lines], figures.colours(len(curves.lines)), strict=True)
     )
@@ -83,11 +89,11 @@ def _draw_curves(panel: Axes, curves: Curves) -> None:
     panel.legend(fontsize=7)
 
 
-def _largest(curves: Curves) -> float:
+def _largest(curves: ExperimentCurves) -> float:
     return max(value for line in curves.lines for value in (*line.mean, *line.high))
 
 
-def _limit(panel: Axes, curves: Curves) -> float | None:
+def _limit(panel: Axes, curves: ExperimentCurves) -> float | None:
     """End the axis above start and baseline; return where, if that cuts a spike off."""
     starts = [line.mean[0] for line in curves.lines]
     top = ROOM_ABOVE * max([*starts, curves.baseline or 0.0])

@@ -13,9 +13,9 @@ from pydantic import Field
 from eigensweep.analyses.base import six_digits
 from eigensweep.reports.measurements import (
     AnalysisNumbers,
+    ArmsMeasured,
     ArmTrial,
-    Measured,
-    Points,
+    CurveReader,
     mean_curve,
     score,
 )
@@ -28,10 +28,10 @@ from eigensweep.reports.messages import (
 from eigensweep.reports.results import KeptCurves
 from eigensweep.reports.verdicts import (
     PARAMETERS_TOLERANCE,
+    ArmNumbers,
+    ArmsCompared,
+    ClaimVerdict,
     Judgement,
-    Pair,
-    Side,
-    Standing,
     Verdict,
     judge_alike,
     judge_all,
@@ -78,7 +78,7 @@ class ClaimFound(Strict):
     """Whether the sides differ in all that the paper's runs differ in, or in one thing alone."""
     stuck: bool = False
     """Whether no further seeds decide it: some diverged of a side that is shown to do well."""
-    comparisons: tuple[Pair, ...] = ()
+    comparisons: tuple[ArmsCompared, ...] = ()
 
 
 class NumberFound(Strict):
@@ -102,7 +102,7 @@ class NumberFound(Strict):
     because: str
 
 
-class Line(Strict):
+class ArmCurve(Strict):
     """The curve of one arm: mean, smallest and largest value over the seeds."""
 
     arm: str
@@ -122,7 +122,7 @@ class ReadOff(Strict):
     value: float
 
 
-class Curves(Strict):
+class ExperimentCurves(Strict):
     """The curves of one experiment, with the baseline and the paper's points."""
 
     experiment: str
@@ -130,7 +130,7 @@ class Curves(Strict):
     metric: str
     unit: str
     baseline: float | None
-    lines: list[Line]
+    lines: list[ArmCurve]
     paper: list[ReadOff]
     left_out: str | None = None
     """What is not drawn of the paper's points and of seeds that diverged; None if all is."""
@@ -229,7 +229,7 @@ class ReportContent(Strict):
     picture: Literal["curves", "values", "sizes"] = "curves"
     numbers: list[NumberFound]
     arms: list[ArmFound]
-    curves: list[Curves]
+    curves: list[ExperimentCurves]
     cost: Cost
     experiments: list[ExperimentRun]
     analyses: list[AnalysisMade]
@@ -252,13 +252,13 @@ def make_report(results: Results, id: str = "") -> ReportContent:
     suite = load_suite(results.name)
     specs = make_specs(results.name, results.budget)
     curves = KeptCurves(results)
-    measured = {each.label: Measured(each, curves) for each in results.experiments}
+    measured = {each.label: ArmsMeasured(each, curves) for each in results.experiments}
     for label, spec in specs.items():
-        measured.setdefault(label, Measured(_describe_missing(label, spec), curves))
+        measured.setdefault(label, ArmsMeasured(_describe_missing(label, spec), curves))
     analyses = AnalysisNumbers(results.analyses)
     any_look = results.until is not None
     claims = [_judge(claim, results.budget, measured, analyses, any_look) for claim in suite.claims]
-    whole = judge_all([Standing(each.verdict, each.counts, each.setting) for each in claims])
+    whole = judge_all([ClaimVerdict(each.verdict, each.counts, each.setting) for each in claims])
     cut = suite.cut if results.budget == "short" else None
     numbers = [
         number
@@ -383,7 +383,7 @@ def _name_command(results: Results) -> str:
 def _judge(
     claim: Claim,
     budget: Budget,
-    measured: dict[str, Measured],
+    measured: dict[str, ArmsMeasured],
     analyses: AnalysisNumbers,
     any_look: bool,
 ) -> ClaimFound:
@@ -406,7 +406,7 @@ def _judge(
 def _decide(
     claim: Claim,
     budget: Budget,
-    measured: dict[str, Measured],
+    measured: dict[str, ArmsMeasured],
     analyses: AnalysisNumbers,
     any_look: bool,
 ) -> Judgement:
@@ -445,10 +445,10 @@ def _decide(
     )
 
 
-def _side(arm: str, claim: Claim, measured: dict[str, Measured]) -> Side:
+def _side(arm: str, claim: Claim, measured: dict[str, ArmsMeasured]) -> ArmNumbers:
     label, name = split_arm(arm, claim)
     if label not in measured:
-        return Side(missing="this budget leaves it out")
+        return ArmNumbers(missing="this budget leaves it out")
     return measured[label].side(name, claim.by)
 
 
@@ -473,7 +473,7 @@ def name_measure(by: Measure) -> str:
 
 
 def _compare_numbers(
-    suite: Suite, label: str, spec: ExperimentSpec, measured: Measured, cut: str | None
+    suite: Suite, label: str, spec: ExperimentSpec, measured: ArmsMeasured, cut: str | None
 ) -> Iterator[NumberFound]:
     for row in published_rows(suite, label, spec):
         assert row.arm is not None
@@ -511,16 +511,16 @@ def _compare_numbers(
 
 
 def _measure_row(
-    row: PublishedNumber, measured: Measured, cut: str | None
-) -> tuple[Side, str | None, float]:
+    row: PublishedNumber, measured: ArmsMeasured, cut: str | None
+) -> tuple[ArmNumbers, str | None, float]:
     """Return what was measured of a paper's row, why that cannot be compared, and a tolerance."""
     assert row.arm is not None
     if row.metric == "parameters":
         chosen = measured.arms.get(row.arm)
         counted = None if chosen is None else chosen.result.parameters
         if counted is None:
-            return Side(missing="it was not trained"), None, 0.0
-        return Side({0: float(counted.free)}), None, PARAMETERS_TOLERANCE
+            return ArmNumbers(missing="it was not trained"), None, 0.0
+        return ArmNumbers({0: float(counted.free)}), None, PARAMETERS_TOLERANCE
     reason = None if cut is None else "the short budget is cut"
     if row.metric == "seconds_per_step":
         reason = "the paper's hardware is another"
@@ -534,7 +534,7 @@ def _measure_row(
     return measured.side(row.arm, measure), reason, 0.0
 
 
-def _describe_arms(sides: list[str], measured: Measured) -> Iterator[ArmFound]:
+def _describe_arms(sides: list[str], measured: ArmsMeasured) -> Iterator[ArmFound]:
     for side in sides:
         trials = [each for each in measured.experiment.trials if measured.side_of(each) == side]
         chosen = measured.arms.get(side)
@@ -568,20 +568,20 @@ def _seconds(result: object) -> float:
     return float(seconds or 0.0)
 
 
-def _tests(chosen: ArmTrial | None, measured: Measured) -> dict[str, Summary]:
+def _tests(chosen: ArmTrial | None, measured: ArmsMeasured) -> dict[str, Summary]:
     if chosen is None:
         return {}
     found = {name: _summary_of(chosen, f"test/{name}", measured) for name in chosen.result.test}
     return {name: summary for name, summary in found.items() if summary is not None}
 
 
-def _summary_of(chosen: ArmTrial, metric: str, measured: Measured) -> Summary | None:
+def _summary_of(chosen: ArmTrial, metric: str, measured: ArmsMeasured) -> Summary | None:
     values = [score(each, metric) for each in chosen.replicates if each.seed not in chosen.diverged]
     known = [value for value in values if value is not None]
     return summarize(known, measured.domain(metric)) if known else None
 
 
-def _drift(chosen: ArmTrial, store: Points) -> dict[str, float]:
+def _drift(chosen: ArmTrial, store: CurveReader) -> dict[str, float]:
     """Return the extreme of each constraint over all evaluations and seeds."""
     worst: dict[str, float] = {}
     for seed in chosen.config.seeds:
@@ -594,7 +594,9 @@ def _drift(chosen: ArmTrial, store: Points) -> dict[str, float]:
     return {name: six_digits(value) for name, value in worst.items()}
 
 
-def _draw(suite: Suite, label: str, spec: ExperimentSpec, measured: Measured) -> Curves:
+def _draw(
+    suite: Suite, label: str, spec: ExperimentSpec, measured: ArmsMeasured
+) -> ExperimentCurves:
     experiment = suite.experiments[label]
     name = experiment.curve or f"valid/{spec.objective_metric.name}"
     metric = spec.task.find_metric(name.partition("/")[2])
@@ -610,7 +612,7 @@ def _draw(suite: Suite, label: str, spec: ExperimentSpec, measured: Measured) ->
         if points:
             step, mean, low, high = (list(column) for column in zip(*points, strict=True))
             lines.append(
-                Line(
+                ArmCurve(
                     arm=arm,
                     trial=chosen.trial.number,
                     seeds=len(kept),
@@ -623,7 +625,7 @@ def _draw(suite: Suite, label: str, spec: ExperimentSpec, measured: Measured) ->
     paper, left_out = _paper_points(suite, label, spec, measured, metric.name)
     baselines = {} if name.startswith("train/") else spec.task.baselines
     own = measured.baseline if metric.name == measured.experiment.metric else None
-    return Curves(
+    return ExperimentCurves(
         experiment=label,
         title=spec.name,
         metric=name,
@@ -636,7 +638,7 @@ def _draw(suite: Suite, label: str, spec: ExperimentSpec, measured: Measured) ->
 
 
 def _paper_points(
-    suite: Suite, label: str, spec: ExperimentSpec, measured: Measured, metric: str
+    suite: Suite, label: str, spec: ExperimentSpec, measured: ArmsMeasured, metric: str
 ) -> tuple[list[ReadOff], str | None]:
     """Return the paper's points of these curves, and why some of them stand for something else."""
     points = [
@@ -699,7 +701,7 @@ def _list_origins(results: Results) -> dict[str, int]:
 
 
 def _cost(
-    results: Results, specs: dict[str, ExperimentSpec], measured: dict[str, Measured]
+    results: Results, specs: dict[str, ExperimentSpec], measured: dict[str, ArmsMeasured]
 ) -> Cost:
     begun = [each.started_at for each in results.experiments if each.started_at is not None]
     ended = [each.finished_at for each in results.experiments if each.finished_at is not None]

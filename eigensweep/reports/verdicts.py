@@ -61,7 +61,7 @@ PARAMETERS_TOLERANCE = 0.05
 
 
 @dataclass(frozen=True)
-class Side:
+class ArmNumbers:
     """What one arm (or one analysis) gave: a number for each seed."""
 
     values: Mapping[int, float] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Pair:
+class ArmsCompared:
     """The comparison of two arms within a claim."""
 
     better: str
@@ -126,15 +126,15 @@ class Judgement:
 
     verdict: Verdict
     because: str
-    pairs: tuple[Pair, ...] = ()
+    pairs: tuple[ArmsCompared, ...] = ()
     stuck: bool = False
     """Whether no further seeds decide it: some diverged of a side that is shown to do well."""
 
 
 def judge_order(
     name: str,
-    side: Side,
-    others: Mapping[str, Side],
+    side: ArmNumbers,
+    others: Mapping[str, ArmNumbers],
     better: Better = "lower",
     *,
     logarithms: bool = False,
@@ -150,7 +150,7 @@ def judge_order(
     compared by signs.
     """
     differences: dict[str, Difference] = {}
-    decided: dict[str, Pair] = {}
+    decided: dict[str, ArmsCompared] = {}
     for other, against in others.items():
         early = _decide_early(name, side, other, against, logarithms)
         if early is not None:
@@ -184,7 +184,12 @@ def judge_order(
 
 
 def judge_alike(
-    name: str, side: Side, others: Mapping[str, Side], within: float, *, any_look: bool = False
+    name: str,
+    side: ArmNumbers,
+    others: Mapping[str, ArmNumbers],
+    within: float,
+    *,
+    any_look: bool = False,
 ) -> Judgement:
     """Return whether `side` is as good as each of the others, up to a share of `within`.
 
@@ -213,13 +218,15 @@ def judge_alike(
         words = f"{show_side(name, side)}; {show_side(other, against)}; wanted within {within:.0%}"
         ratio = None if found.mean is None else exp(found.mean)
         pairs.append(
-            Pair(name, other, verdict, words, found.n, found.mean, found.low, found.high, ratio, p)
+            ArmsCompared(
+                name, other, verdict, words, found.n, found.mean, found.low, found.high, ratio, p
+            )
         )
     return Judgement(*_combine(pair.verdict for pair in pairs), tuple(pairs))
 
 
 def judge_bounds(
-    side: Side,
+    side: ArmNumbers,
     at_least: float | None = None,
     at_most: float | None = None,
     better: Better = "lower",
@@ -311,7 +318,7 @@ def judge_number(
 
 
 @dataclass(frozen=True)
-class Standing:
+class ClaimVerdict:
     """A claim's verdict, and what it counts for."""
 
     verdict: Verdict
@@ -321,13 +328,13 @@ class Standing:
     """`as plotted` or `matched`, where a figure compares more than one thing at once."""
 
 
-def judge_all(claims: Sequence[Standing]) -> Judgement:
+def judge_all(claims: Sequence[ClaimVerdict]) -> Judgement:
     """Return the verdict on a table or figure: that of its first claim, the primary one.
 
     The words count the verdicts of the others, too.
 
-    >>> judge_all([Standing("holds"), Standing("not distinguishable"), Standing("holds")]).because
-    'primary claim: holds; others: 1 holds, 1 not distinguishable'
+    >>> judge_all([ClaimVerdict("holds"), ClaimVerdict("does not hold")]).because
+    'primary claim: holds; others: 1 does not hold'
     """
     if not claims:
         return Judgement("not comparable", "there is no claim")
@@ -349,27 +356,29 @@ def show(value: float) -> str:
 
 
 def _decide_early(
-    name: str, side: Side, other: str, against: Side, logarithms: bool
-) -> Pair | None:
+    name: str, side: ArmNumbers, other: str, against: ArmNumbers, logarithms: bool
+) -> ArmsCompared | None:
     """Return the verdict where no test is needed: something is missing or diverged."""
     for label, each in ((name, side), (other, against)):
         if (reason := each.missing or each.doubt) is not None:
-            return Pair(name, other, "not comparable", f"{label}: {reason}")
+            return ArmsCompared(name, other, "not comparable", f"{label}: {reason}")
     if not side.values and not against.values:
-        return Pair(name, other, "not distinguishable", "both diverged in all seeds")
+        return ArmsCompared(name, other, "not distinguishable", "both diverged in all seeds")
     if not side.values:
-        return Pair(name, other, "does not hold", f"{name} diverged in all seeds")
+        return ArmsCompared(name, other, "does not hold", f"{name} diverged in all seeds")
     if not against.values:
-        return Pair(name, other, "holds", f"{other} diverged in all seeds")
+        return ArmsCompared(name, other, "holds", f"{other} diverged in all seeds")
     if side.never + against.never == len(side.values) + len(against.values):
-        return Pair(name, other, "not distinguishable", "neither got there within the budget")
+        return ArmsCompared(
+            name, other, "not distinguishable", "neither got there within the budget"
+        )
     if logarithms and min((*side.values.values(), *against.values.values())) <= 0:
-        return Pair(name, other, "not comparable", "a ratio needs positive numbers")
+        return ArmsCompared(name, other, "not comparable", "a ratio needs positive numbers")
     return None
 
 
 def _judge_first_steps(
-    side: Side, at_least: float | None, at_most: float | None, any_look: bool
+    side: ArmNumbers, at_least: float | None, at_most: float | None, any_look: bool
 ) -> Judgement:
     """Return whether a first step is within bounds in more than half of all trainings."""
     from scipy.stats import binomtest  # type: ignore[import-untyped]
@@ -393,14 +402,14 @@ def _open(verdict: Verdict) -> Verdict:
 
 def _describe(
     name: str,
-    side: Side,
+    side: ArmNumbers,
     other: str,
-    against: Side,
+    against: ArmNumbers,
     found: Difference,
     logarithms: bool,
     alike_within: float | None,
     any_look: bool,
-) -> Pair:
+) -> ArmsCompared:
     verdicts: dict[str, Verdict] = {"better": "holds", "worse": "does not hold"}
     because = found.reason or f"{show_side(name, side)}; {show_side(other, against)}"
     verdict: Verdict = verdicts.get(found.verdict, "not distinguishable")
@@ -441,7 +450,7 @@ def _describe(
             because += f"; they differ by no more than {share} %"
         elif widest is not None:
             because += f"; they differ by no more than {show(widest)}"
-    return Pair(
+    return ArmsCompared(
         name,
         other,
         verdict,
@@ -462,7 +471,9 @@ def _describe(
     )
 
 
-def _judge_any_look(found: Difference, side: Side, against: Side, error: float) -> Difference:
+def _judge_any_look(
+    found: Difference, side: ArmNumbers, against: ArmNumbers, error: float
+) -> Difference:
     """Return a difference whose interval, p-value and verdict hold at every look together.
 
     `error` is the share of cases in which it alone may be wrong.
@@ -489,7 +500,7 @@ def _find_widest(found: Difference) -> float | None:
     return max(abs(found.low), abs(found.high))
 
 
-def show_side(name: str, side: Side) -> str:
+def show_side(name: str, side: ArmNumbers) -> str:
     """Return a side in words: its mean, its interval, and what is remarkable."""
     if side.last is not None and side.values:
         return f"{name} {_show_steps(side)}"
@@ -500,14 +511,14 @@ def show_side(name: str, side: Side) -> str:
     return f"{name} {show(summary.mean)}{interval}{_about(side)}"
 
 
-def _about(side: Side) -> str:
+def _about(side: ArmNumbers) -> str:
     return f" ({say_count(len(side.diverged), 'seed')} diverged)" if side.diverged else ""
 
 
-def _show_steps(side: Side) -> str:
+def _show_steps(side: ArmNumbers) -> str:
     """Return first steps in words: the median, and the range.
 
-    >>> _show_steps(Side({0: 40.0, 1: 60.0, 2: float("inf")}, last=800.0))
+    >>> _show_steps(ArmNumbers({0: 40.0, 1: 60.0, 2: float("inf")}, last=800.0))
     '60 (40 to > 800)'
     """
 

@@ -3,7 +3,7 @@
 Random trees learn the value from the parameters, and a share says how much of what they learned
 came from one of them. That ranks rightly from a dozen trials on, also with conditions and where
 trials were pruned (`python -m bench.importance`). Optuna's default, PED-ANOVA, asks what sets the
-best tenth apart, which a few hundred trials do not tell. The shares add up to 1 over parameters
+best tenth apart; a few hundred trials are too few for that. The shares add up to 1 over parameters
 that are judged together, so a parameter that only some trials have is judged among those alone.
 """
 
@@ -22,7 +22,7 @@ EVALUATOR = "mean_decrease_impurity"
 
 LEAST_TRIALS = 4
 MOST_TRIALS = 2000
-"""Of more trials so many are used, evenly spread over their order."""
+"""The most trials that are used; of more, a sample evenly spread over their order."""
 
 
 @dataclass(frozen=True)

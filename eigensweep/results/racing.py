@@ -18,9 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from eigensweep.direction import Better
 from eigensweep.results.ranking import RANKED, Ranked, TrialResult, cost
@@ -137,7 +138,7 @@ def run_race(
     """
     stuck = frozenset(stuck)
     racing = [n for n, known in values.items() if _has(known, first_seed, rounds[0])]
-    about: dict[str, Any] = {"counted": counted, "error": error, "within": within}
+    race = partial(Race, counted=counted, error=error, within=within)
     played: list[Round] = []
     for now, following in pairwise([*rounds, None]):
         assert now is not None
@@ -152,10 +153,10 @@ def run_race(
         lacking = [n for n in able if not _has(values[n], first_seed, following)]
         if lacking and len(able) > 1:
             if is_spent and len(lacking) == len(able):
-                return Race(tuple(played), is_spent=True, **about)
-            return Race(tuple(played), following, tuple(sorted(lacking)), **about)
+                return race(tuple(played), is_spent=True)
+            return race(tuple(played), following, tuple(sorted(lacking)))
         racing = able
-    return Race(tuple(played), **about)
+    return race(tuple(played))
 
 
 def find_race(spec: ExperimentSpec, trials: Iterable[Ranked]) -> Race | None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from math import exp, fsum, inf, isfinite, sqrt
 from statistics import fmean
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from eigensweep.direction import Better, sign
 
@@ -95,7 +95,7 @@ class Summary:
         """Both ends of the mean's 95% interval, None for one value."""
         return None if self.low is None or self.high is None else (self.low, self.high)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return dict(vars(self))
 
 

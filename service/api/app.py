@@ -18,7 +18,7 @@ from eigensweep.service.api.access import PUBLIC, Access
 from eigensweep.service.api.callers import READ, AsOperator, require_scopes
 from eigensweep.service.api.disk_use import DiskUse
 from eigensweep.service.api.errors import Responses, answer_errors, describe_errors
-from eigensweep.service.api.heads import Heads
+from eigensweep.service.api.heads import HeadAsGet
 from eigensweep.service.api.identity import Identity
 from eigensweep.service.api.latencies import Latencies, RequestSpans
 from eigensweep.service.api.limits import BodyLimits
@@ -169,7 +169,7 @@ def create_app(
     )
     app.add_middleware(SafeHeaders)
     app.add_middleware(Latencies)
-    app.add_middleware(Heads)  # the last one is the first to see a request
+    app.add_middleware(HeadAsGet)  # the last one is the first to see a request
     return app
 
 

@@ -15,10 +15,10 @@ from eigensweep.results.ranking import RANKED
 from eigensweep.results.statistics import TEST, Summary
 from eigensweep.search_spaces.errors import UnknownMetricError
 from eigensweep.search_spaces.parameters import Scalar
-from eigensweep.service.api.schemas import Answer, Metric
+from eigensweep.service.api.schemas import AnswerModel, Metric
 from eigensweep.service.record.errors import ConflictError, NotFoundError
 from eigensweep.service.record.queries import Queries
-from eigensweep.service.record.tables import Experiment, Trial
+from eigensweep.service.record.tables import ExperimentRow, TrialRow
 from eigensweep.tasks import TASKS
 from eigensweep.workers.shared.messages import Metrics, ReplicateResult, Result
 
@@ -26,7 +26,7 @@ LONGEST_NUMBER = 10
 """A text of so many digits or more is no trial's number."""
 
 
-class Side(Answer):
+class Side(AnswerModel):
     """One of the trials that are compared."""
 
     name: str = Field(description="What was asked for")
@@ -48,7 +48,7 @@ class Side(Answer):
     test: Summary | None = Field(description="On test data, at the same step")
 
 
-class Comparison(Answer):
+class Comparison(AnswerModel):
     """Every pair of the sides, with all that is needed to cite it."""
 
     method: str = Field(description="The test that was used")
@@ -111,7 +111,7 @@ def is_number(part: str) -> bool:
     return part.isdecimal() and len(part) < LONGEST_NUMBER
 
 
-def check_arm(experiment: Experiment, arm: str | None) -> None:
+def check_arm(experiment: ExperimentRow, arm: str | None) -> None:
     """Refuse an arm that an experiment has not.
 
     Raises:
@@ -125,13 +125,13 @@ def check_arm(experiment: Experiment, arm: str | None) -> None:
         )
 
 
-def _list_arms(experiment: Experiment) -> list[str]:
+def _list_arms(experiment: ExperimentRow) -> list[str]:
     arms = experiment.spec.get("arms") or [{"model": experiment.spec["model"]}]
     return [arm.get("name") or arm["model"]["name"] for arm in arms]
 
 
 def _describe_side(
-    name: str, chosen: str, experiment: Experiment, trial: Trial, metric: str | None
+    name: str, chosen: str, experiment: ExperimentRow, trial: TrialRow, metric: str | None
 ) -> tuple[Side, Subject]:
     task = (trial.config or {}).get("task") or experiment.spec["task"]
     measured, baseline = find_metric(experiment, task, metric)
@@ -169,7 +169,7 @@ def _describe_side(
 
 
 def find_metric(
-    experiment: Experiment, task: Mapping[str, Any], name: str | None
+    experiment: ExperimentRow, task: Mapping[str, Any], name: str | None
 ) -> tuple[Metric, float | None]:
     """Return the metric that is compared, and its baseline if that follows from the config."""
     if name is None or name == experiment.metric:

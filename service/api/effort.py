@@ -23,7 +23,7 @@ from eigensweep.results.tuning import (
 )
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.comparison import check_arm, find_metric, is_number
-from eigensweep.service.api.schemas import Answer, Metric
+from eigensweep.service.api.schemas import AnswerModel, Metric
 from eigensweep.service.record.overviews import list_tries
 from eigensweep.service.record.queries import Queries
 
@@ -33,7 +33,7 @@ METHOD = (
 )
 
 
-class Effort(Answer):
+class Effort(AnswerModel):
     """Arms and experiments at equal tuning effort."""
 
     method: str

@@ -12,7 +12,7 @@ MLFLOW: Final = "/mlflow/"
 """MLflow answers for itself; a file of it would be fetched only to be dropped."""
 
 
-class Heads:
+class HeadAsGet:
     """Asks the application for GET in the place of HEAD. A stream ends where it would begin."""
 
     def __init__(self, app: ASGIApp) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import httpx2
 from starlette.background import BackgroundTask
@@ -23,7 +24,7 @@ from eigensweep.service.api.errors import ProblemItem, answer_error, problem
 from eigensweep.service.api.mlflow_requests import (
     CHANGES,
     GRAPHQL,
-    Change,
+    MlflowChange,
     is_own_tag,
     is_query,
     is_read,
@@ -33,7 +34,6 @@ from eigensweep.service.record.accounts import ScopeName
 from eigensweep.service.record.errors import NotAllowedError
 from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Mlflow
-from eigensweep.workers.shared.messages import Json
 from eigensweep.workers.tracking.mlflow_runs import EXPERIMENT
 
 PLACE: Final = "/mlflow"
@@ -116,7 +116,9 @@ class MlflowProxy:
             content["query"] = query
         return await self._ask(request, content)
 
-    async def _check(self, request: Request, caller: Caller, change: Change) -> Json:
+    async def _check(
+        self, request: Request, caller: Caller, change: MlflowChange
+    ) -> dict[str, str]:
         """Return the body of a change that the caller may make."""
         content = await _read_body(request)
         if "run_uuid" in content:  # MLflow's older name, which its pages send
@@ -170,7 +172,7 @@ class MlflowProxy:
         for owner in owners:
             caller.require_owner(owner, "an experiment of this project")
 
-    async def _ask(self, request: Request, content: Json | None) -> Response:
+    async def _ask(self, request: Request, content: Mapping[str, object] | None) -> Response:
         path = request.scope.get("raw_path", request.url.path.encode()).partition(b"?")[0]
         path = path.removeprefix(PLACE.encode())
         query = request.scope["query_string"]
@@ -215,7 +217,7 @@ def find_scope(method: str, path: str) -> ScopeName | None:
     return "read" if is_read(method, asked) else None
 
 
-async def _read_body(request: Request) -> Json:
+async def _read_body(request: Request) -> dict[str, Any]:
     """Return a body, whose size and kind `BodyLimits` has checked."""
     try:
         content = json.loads(await request.body() or b"{}")

@@ -32,7 +32,7 @@ GRAPHQL: Final = "/graphql"
 
 
 @dataclass(frozen=True)
-class Change:
+class MlflowChange:
     """A change of MLflow's that goes through the proxy."""
 
     fields: tuple[str, ...]
@@ -42,16 +42,16 @@ class Change:
 
 
 CHANGES: Final = {
-    "runs/set-tag": Change(("run_id", "key", "value")),
-    "runs/delete-tag": Change(("run_id", "key")),
-    "runs/update": Change(("run_id", "run_name")),
-    "experiments/set-experiment-tag": Change(("experiment_id", "key", "value")),
-    "experiments/delete-experiment-tag": Change(("experiment_id", "key")),
-    "experiments/update": Change(("experiment_id", "new_name"), "admin"),
-    "experiments/delete": Change(("experiment_id",), "admin"),
-    "experiments/restore": Change(("experiment_id",), "admin"),
-    "runs/delete": Change(("run_id",), "admin"),
-    "runs/restore": Change(("run_id",), "admin"),
+    "runs/set-tag": MlflowChange(("run_id", "key", "value")),
+    "runs/delete-tag": MlflowChange(("run_id", "key")),
+    "runs/update": MlflowChange(("run_id", "run_name")),
+    "experiments/set-experiment-tag": MlflowChange(("experiment_id", "key", "value")),
+    "experiments/delete-experiment-tag": MlflowChange(("experiment_id", "key")),
+    "experiments/update": MlflowChange(("experiment_id", "new_name"), "admin"),
+    "experiments/delete": MlflowChange(("experiment_id",), "admin"),
+    "experiments/restore": MlflowChange(("experiment_id",), "admin"),
+    "runs/delete": MlflowChange(("run_id",), "admin"),
+    "runs/restore": MlflowChange(("run_id",), "admin"),
 }
 OWN_TAGS: Final = ("mlflow.note.content", "mlflow.runName", "mlflow.sharedViewState.")
 """What may be written of the tags by which MLflow and drivers work: notes, names, shared views."""

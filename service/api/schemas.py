@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, Final, Generic, Literal, Self, TypeVar
+from typing import Any, Final, Generic, Literal, Self, TypedDict, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -20,13 +20,14 @@ from eigensweep.search_spaces.preview import ArmMemory
 from eigensweep.service.record.journal import spent_seconds
 from eigensweep.service.record.progress import compute_progress
 from eigensweep.service.record.queries import ExperimentRecord, StoredTrial, TrialRecord
-from eigensweep.service.record.tables import Attempt, Experiment, Trial
+from eigensweep.service.record.tables import AttemptRow, ExperimentRow, PlaceJson, TrialRow
 from eigensweep.service.record.usage import UserUsage
 from eigensweep.workers.shared.messages import (
-    Json,
+    ConfigJson,
     Metrics,
     Notice,
     NoticeKind,
+    SpecJson,
     summarize_stored,
 )
 from eigensweep.workers.shared.states import ENDED, ExperimentState, TrialState
@@ -43,7 +44,7 @@ KEPT: Final = 1000
 ones. They take a few kilobytes each."""
 
 
-class Answer(BaseModel):
+class AnswerModel(BaseModel):
     """A part of an answer: its fields are attributes of what it is made of, seconds are times."""
 
     model_config = ConfigDict(frozen=True, from_attributes=True)
@@ -70,7 +71,7 @@ class PageAsked(Asked):
     )
 
 
-class Page(Answer, Generic[Item]):
+class Page(AnswerModel, Generic[Item]):
     """A page of a list."""
 
     items: list[Item]
@@ -79,7 +80,7 @@ class Page(Answer, Generic[Item]):
     )
 
 
-class Metric(Answer):
+class Metric(AnswerModel):
     """The number that trials are ranked by."""
 
     name: str = Field(examples=["cross_entropy"])
@@ -87,7 +88,7 @@ class Metric(Answer):
     better: Better
 
 
-class ProgressNow(Answer):
+class ProgressNow(AnswerModel):
     """Trials by state, and optimizer steps: done, and to be expected."""
 
     total: int | None = Field(
@@ -110,12 +111,12 @@ class ProgressNow(Answer):
     fraction: float | None = Field(
         ge=0,
         le=1,
-        description="Null while the total is unknown, and while trials are open whose expected "
-        "steps are all done: in a race, or in a last evaluation",
+        description="Null while the total is unknown, and while open trials have done all "
+        "expected steps: in a race, or in a last evaluation",
     )
 
 
-class ReportNow(Answer):
+class ReportNow(AnswerModel):
     """What a trial reported at a rung."""
 
     step: int
@@ -123,7 +124,7 @@ class ReportNow(Answer):
     metrics: Metrics
 
 
-class TakeoverNow(Answer):
+class TakeoverNow(AnswerModel):
     """How population-based training replaced a trial."""
 
     step: int = Field(description="Where that was")
@@ -133,7 +134,7 @@ class TakeoverNow(Answer):
     params: dict[str, Scalar] = Field(description="What it went on with, by dotted path")
 
 
-class AttemptNow(Answer):
+class AttemptNow(AnswerModel):
     """One process of a trial. There are several if a process was lost, or in a population."""
 
     attempt: int
@@ -149,7 +150,7 @@ class AttemptNow(Answer):
     )
 
 
-class UsageNow(Answer):
+class UsageNow(AnswerModel):
     """What was used so far, up to the newest reports."""
 
     trial_seconds: float = Field(description="Seconds for which trials had a process, summed up")
@@ -159,20 +160,20 @@ class UsageNow(Answer):
     )
 
     @classmethod
-    def made_of(cls, source: Experiment | Trial | UserUsage, /, **more: Any) -> Self:
+    def made_of(cls, source: ExperimentRow | TrialRow | UserUsage, /, **more: Any) -> Self:
         """Return what a row of the record says."""
         cpu, gpu = source.cpu_seconds / 3600, source.gpu_seconds / 3600
         return cls(trial_seconds=source.trial_seconds, cpu_hours=cpu, gpu_hours=gpu, **more)
 
 
-class TrialLinks(Answer):
+class TrialLinks(AnswerModel):
     """Paths and addresses of a trial."""
 
     self: str
     mlflow: str | None = Field(description="Its run on MLflow's pages; null before there is one")
 
 
-class TrialHead(Answer):
+class TrialHead(AnswerModel):
     """The best trial of an experiment in a list."""
 
     number: int
@@ -225,13 +226,17 @@ class TrialSummary(TrialHead):
 class TrialNow(TrialSummary):
     """A trial in full."""
 
-    config: Json | None = Field(description="The whole configuration; null if the point is invalid")
-    result: Json | None = Field(description="The result as the trainer reported it at the end")
+    config: ConfigJson | None = Field(
+        description="The whole configuration; null if the point is invalid"
+    )
+    result: dict[str, object] | None = Field(
+        description="The result as the trainer reported it at the end"
+    )
     reports: list[ReportNow]
     attempts: list[AttemptNow]
 
 
-class NoticeNow(Answer):
+class NoticeNow(AnswerModel):
     """Why an experiment that runs comes on more slowly than it could."""
 
     kind: NoticeKind
@@ -240,7 +245,7 @@ class NoticeNow(Answer):
     until: datetime | None = Field(description="When that node is tried again; else null")
 
 
-class HeadLinks(Answer):
+class HeadLinks(AnswerModel):
     """Paths and addresses of an experiment in a list."""
 
     self: str
@@ -269,7 +274,7 @@ class ExperimentLinks(HeadLinks):
     delete: str
 
 
-class ExperimentSummary(Answer):
+class ExperimentSummary(AnswerModel):
     """An experiment in a list: its progress and the head of its best trial, without its spec."""
 
     id: str
@@ -307,8 +312,8 @@ class ExperimentSummary(Answer):
     best: TrialHead | None = Field(description="The first in the ranking so far")
     error: str | None = Field(description="Why it failed; in a list the last line of that")
     notices: list[NoticeNow] = Field(
-        description="Why it comes on slowly now, such as a disk that is nearly full or a node "
-        "that is left out; mostly empty"
+        description="Why its progress is slow now, such as a nearly full disk or a cordoned node;"
+        " mostly empty"
     )
     cancel_requested: bool = Field(description="Whether its state is `cancelling`")
     delivered: bool = Field(
@@ -322,10 +327,10 @@ class ExperimentNow(ExperimentSummary):
 
     best: TrialNow | None = Field(description="The first in the ranking so far, in full")
     reused_from: list[str] = Field(
-        description="The experiments whose results the reused trials have: the same configuration, "
-        "seeds and budget, trained by the same code. Of the first 1,000 of these trials"
+        description="The experiments from which the first 1,000 reused trials have their results:"
+        " same configuration, seeds, budget and code"
     )
-    spec: Json = Field(description="The ExperimentSpec as posted, with defaults filled in")
+    spec: SpecJson = Field(description="The ExperimentSpec as posted, with defaults filled in")
     links: ExperimentLinks
 
 
@@ -374,7 +379,7 @@ class Views:
             error=lines[-1] if lines else None,
         )
 
-    def _describe(self, record: ExperimentRecord) -> dict[str, Any]:
+    def _describe(self, record: ExperimentRecord) -> dict[str, object]:
         """Return what an experiment's row does not say by itself, in a list or alone."""
         row = record.experiment
         now = compute_progress(row, record.counts, time.time())
@@ -391,12 +396,12 @@ class Views:
             "delivered": row.state in ENDED and row.tracked,
         }
 
-    def _list_notices(self, row: Experiment) -> list[Notice]:
+    def _list_notices(self, row: ExperimentRow) -> list[Notice]:
         told = [Notice.from_dict(notice) for notice in row.notices or ()]
         away = None if row.state in {"paused", *ENDED} else self._explain_away()
         return told if away is None else [*told, Notice("ray", away)]
 
-    def _links(self, row: Experiment) -> dict[str, str | None]:
+    def _links(self, row: ExperimentRow) -> dict[str, str | None]:
         here = f"/v1/experiments/{row.id}"
         return {
             "self": here,
@@ -407,7 +412,7 @@ class Views:
             "run": self.run(row.run_id, row.run_project),
         }
 
-    def _link(self, row: Trial) -> dict[str, str | None]:
+    def _link(self, row: TrialRow) -> dict[str, str | None]:
         here = f"/v1/experiments/{row.experiment_id}/trials/{row.number}"
         return {"self": here, "mlflow": self.run(row.run_id, row.run_project)}
 
@@ -449,7 +454,7 @@ class Views:
         place = f"runs/{run_id}" if project is None else f"experiments/{project}/runs/{run_id}"
         return f"{self._mlflow}/#/{place}?{TRAINING}"
 
-    def chart(self, row: Experiment) -> str | None:
+    def chart(self, row: ExperimentRow) -> str | None:
         """Return the address of MLflow's chart of an experiment's trials, None if there is none.
 
         Its state is a tag of MLflow's experiment, which the driver wrote.
@@ -460,10 +465,26 @@ class Views:
         return f"{self._mlflow}/#/experiments/{row.run_project}/runs?{TRAINING}&{view}"
 
 
-def read_place(attempt: Attempt | None) -> dict[str, Any]:
+class PlaceParts(TypedDict):
+    """Where an attempt trains; None: unknown."""
+
+    node: str | None
+    node_id: str | None
+    pid: int | None
+    device: str | None
+    lanes: int | None
+
+
+def read_place(attempt: AttemptRow | None) -> PlaceParts:
     """Return where an attempt trains, as far as that is known."""
-    place = {} if attempt is None else attempt.place
-    return {name: place.get(name) for name in ("node", "node_id", "pid", "device", "lanes")}
+    known = PlaceJson() if attempt is None else attempt.place
+    return {
+        "node": known.get("node"),
+        "node_id": known.get("node_id"),
+        "pid": known.get("pid"),
+        "device": known.get("device"),
+        "lanes": known.get("lanes"),
+    }
 
 
 def _name_as_at_the_end(reported: Metrics) -> Metrics:

@@ -24,7 +24,7 @@ from starlette.concurrency import run_in_threadpool
 from eigensweep.service.record.database import is_away
 from eigensweep.service.record.errors import ExperimentNotFoundError
 from eigensweep.service.record.queries import Queries
-from eigensweep.service.record.tables import Event
+from eigensweep.service.record.tables import EventRow
 from eigensweep.workers.shared.states import ENDED, ExperimentState
 
 logger = logging.getLogger(__name__)
@@ -149,7 +149,7 @@ class Tailer:
         asyncio.get_running_loop().call_later(INTERVAL, self._shared.pop, key, None)
 
 
-def to_server_sent(event: Event) -> bytes:
+def to_server_sent(event: EventRow) -> bytes:
     """Return an event of the record as the text of a server-sent event."""
     data = json.dumps({**event.data, "at": event.at})
     return format_sse_event(data_str=data, event=event.kind, id=str(event.id))

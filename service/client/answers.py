@@ -7,25 +7,26 @@ from datetime import timedelta
 from html import escape
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import yaml
 from rich.console import Console
 
 from eigensweep.search_spaces.labels import format_share, format_value, say_count
-from eigensweep.service.client.connection import JsonObject
+from eigensweep.service.client.shapes import ExperimentJson
 from eigensweep.service.client.tables import Table, align_columns, describe_rows, format_cell
 from eigensweep.workers.shared.states import OUTCOMES
 
+NONE: Final[Mapping[str, str]] = {}
 Part = str | Table
 """A line of an answer, or a table."""
 
 
-class Answer(JsonObject):
+class Answer(dict[str, Any]):
     """The service's JSON on something, a dict, which shows itself as text and tables."""
 
     def __init__(
-        self, content: JsonObject, describe: Callable[[JsonObject], Iterable[Part]]
+        self, content: Mapping[str, Any], describe: Callable[[Answer], Iterable[Part]]
     ) -> None:
         super().__init__(content)
         self._describe = describe
@@ -55,7 +56,7 @@ def format_duration(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
 
 
-def count_trials(progress: JsonObject) -> str:
+def count_trials(progress: Mapping[str, float | None]) -> str:
     """Return how many trials there are in each state.
 
     >>> count_trials({"total": 9, "waiting": 0, "running": 2, "completed": 4, "fraction": 0.5})
@@ -67,11 +68,11 @@ def count_trials(progress: JsonObject) -> str:
         if count and state not in {"total", "fraction", "steps_done", "steps_total"}
     ]
     total = progress.get("total")
-    head = "trials" if total is None else say_count(total, "trial")
+    head = "trials" if total is None else say_count(int(total), "trial")
     return f"{head}: {', '.join(states)}" if states else head
 
 
-def describe_comparison(comparison: JsonObject) -> Iterator[Part]:
+def describe_comparison(comparison: Answer) -> Iterator[Part]:
     """Say what the sides of a comparison are, how its pairs differ, and how they were tested."""
     rows = []
     for side in comparison["sides"]:
@@ -88,27 +89,36 @@ def describe_comparison(comparison: JsonObject) -> Iterator[Part]:
     yield Table(heads, rows)
     yield ""
     heads = ("first", "second", "data", "difference", "interval", "p", "effect", "verdict")
-    splits = (("valid", "validation"), ("test", "test"))
-    yield Table(
-        heads, (_make_pair_row(pair, *split) for pair in comparison["pairs"] for split in splits)
-    )
+    rows = [
+        [pair["first"], pair["second"], name, *_make_difference_cells(**pair[split])]
+        for pair in comparison["pairs"]
+        for split, name in (("valid", "validation"), ("test", "test"))
+    ]
+    yield Table(heads, rows)
     yield f"\n{comparison['method']}; eigensweep {comparison['version']}"
     yield from describe_more_seeds(comparison)
 
 
-def _make_pair_row(pair: JsonObject, split: str, name: str) -> list[str]:
-    found = pair[split]
-    because = f" because {found['reason']}" if found["reason"] else ""
-    p, effect = found["corrected_p"], found["effect"]
+def _make_difference_cells(
+    *,
+    mean: float | None,
+    low: float | None,
+    high: float | None,
+    corrected_p: float | None,
+    effect: float | None,
+    verdict: str,
+    reason: str | None,
+    **_: object,
+) -> list[str]:
     return [
-        *(pair["first"], pair["second"], name),
-        *(format_cell("difference", found["mean"]), format_interval(found)),
-        *("-" if p is None else f"{p:.2g}", "-" if effect is None else format_share(effect)),
-        f"{found['verdict']}{because}",
+        *(format_cell("difference", mean), format_interval({"low": low, "high": high})),
+        "-" if corrected_p is None else f"{corrected_p:.2g}",
+        "-" if effect is None else format_share(effect),
+        f"{verdict} because {reason}" if reason else verdict,
     ]
 
 
-def describe_more_seeds(comparison: JsonObject) -> Iterator[str]:
+def describe_more_seeds(comparison: Answer) -> Iterator[str]:
     """Say of each pair on test data what the seeds say so far, where one looks as they come."""
     for pair in comparison["pairs"]:
         seen = pair["test"]["so_far"]
@@ -130,7 +140,7 @@ def describe_more_seeds(comparison: JsonObject) -> Iterator[str]:
         )
 
 
-def describe_effort(effort: JsonObject) -> Iterator[Part]:
+def describe_effort(effort: Answer) -> Iterator[Part]:
     """Say what the best of so many trials is, and how two searches compare at equal effort."""
     rows = (
         [
@@ -153,7 +163,7 @@ def _say_seeds(seeds: int | None) -> str:
     return f"about {seeds} seeds" if seeds else "more than 1,000 seeds"
 
 
-def describe_importance(importance: JsonObject) -> Iterator[Part]:
+def describe_importance(importance: Answer) -> Iterator[Part]:
     """Say what the share of each parameter is, arm by arm."""
     rows = (
         [
@@ -177,7 +187,7 @@ def format_interval(ends: Mapping[str, float | None]) -> str:
     return format_cell("interval", None if low is None or high is None else (low, high))
 
 
-def describe_trial(trial: JsonObject) -> Iterator[Part]:
+def describe_trial(trial: Answer) -> Iterator[Part]:
     """Say of a trial in a few lines: state, settings, scores, attempts, and why it failed."""
     steps = f"step {trial['step']} of {trial['steps']}"
     rows = [
@@ -208,7 +218,7 @@ def describe_trial(trial: JsonObject) -> Iterator[Part]:
         yield f"\n{str(trial['error']).strip()}"
 
 
-def describe_preview(content: JsonObject) -> Iterator[Part]:
+def describe_preview(content: Answer) -> Iterator[Part]:
     """Say how many trials of which sizes there will be, what comes first, and what it costs."""
     replicates = f", {content['replicates']} replicates each" if content["replicates"] > 1 else ""
     unlimited = content["trials"] is None
@@ -218,8 +228,12 @@ def describe_preview(content: JsonObject) -> Iterator[Part]:
     yield f"{content['name']}: {trials}{points}{replicates}"
     yield f"{content['task']}, ranked by {content['metric']}; the baseline is {baseline}\n"
     arms = (
-        (a["name"], format_cell("parameters", a["points"]), _format_sizes(a), _format_axes(a))
-        for a in content["arms"]
+        (
+            *(arm["name"], format_cell("parameters", arm["points"])),
+            _format_sizes(arm["smallest_parameters"], arm["largest_parameters"]),
+            "; ".join(f"{axis['path']}: {axis['values']}" for axis in arm["axes"]) or "nothing",
+        )
+        for arm in content["arms"]
     )
     yield Table(("arm", "points", "parameters", "varies"), arms)
     yield ""
@@ -242,7 +256,7 @@ def describe_preview(content: JsonObject) -> Iterator[Part]:
         yield cost["words"]
     if memory := content.get("memory"):
         yield ""
-        yield from (_format_memory(arm, each) for arm, each in memory.items())
+        yield from (_format_memory(arm, **each) for arm, each in memory.items())
     search = content["search"]
     come = [
         f"{say_count(count, 'trial')} of experiment {id} {'tells' if count == 1 else 'tell'} the "
@@ -256,11 +270,11 @@ def describe_preview(content: JsonObject) -> Iterator[Part]:
     if plan:
         costs = (f"{each['seeds']} seeds about {each['core_hours']:g} core hours" for each in plan)
         yield f"Of all that race {', '.join(costs)}"
-    yield from _format_side_by_side(content.get("side_by_side") or {})
+    yield from _format_side_by_side(**(content.get("side_by_side") or {}))
     yield from (f"warning: {words}" for words in content.get("warnings") or ())
 
 
-def describe_pareto(content: JsonObject) -> Iterator[Part]:
+def describe_pareto(content: Answer) -> Iterator[Part]:
     """Say which trials no other one beats, the best by the first objective first."""
     names = [objective["name"] for objective in content["objectives"]]
     rows = [
@@ -280,7 +294,7 @@ def describe_pareto(content: JsonObject) -> Iterator[Part]:
         yield f"{say_count(content['unknown'], 'trial')} without a value of some objective"
 
 
-def describe_race(content: JsonObject) -> Iterator[Part]:
+def describe_race(content: Answer) -> Iterator[Part]:
     """Say which trials the newest round of a race has, the leader first, and where the race is."""
     rows = [
         (
@@ -304,7 +318,7 @@ def describe_race(content: JsonObject) -> Iterator[Part]:
     yield f"{content['state']}: {content['words']}"
 
 
-def _describe_racers(content: JsonObject) -> Iterator[str]:
+def _describe_racers(content: Answer) -> Iterator[str]:
     """Say what is open of each racer, and what the race has cost."""
     for racer in content["racers"]:
         if racer["looks"]:
@@ -326,34 +340,37 @@ def _format_goal(name: str, value: float) -> str:
     return f"{value:.0f}" if name == "parameters" else format_cell(name, value)
 
 
-def _format_memory(arm: str, memory: JsonObject) -> str:
+def _format_memory(
+    arm: str, *, host_bytes: int, device_bytes: int | None, limit_bytes: int | None, **_: object
+) -> str:
     """Return what the largest trial of an arm takes."""
-    gpu = f", {memory['device_bytes'] / 1e6:.0f} MB of a GPU" if memory["device_bytes"] else ""
-    limit = memory["limit_bytes"]
-    end = "" if limit is None else f"; a trial that takes more than {limit / 1e6:.0f} MB is ended"
-    return f"{arm}: about {memory['host_bytes'] / 1e6:.0f} MB of memory a trial{gpu}{end}"
+    gpu = f", {device_bytes / 1e6:.0f} MB of a GPU" if device_bytes else ""
+    most = None if limit_bytes is None else f"{limit_bytes / 1e6:.0f} MB"
+    end = "" if most is None else f"; a trial that takes more than {most} is ended"
+    return f"{arm}: about {host_bytes / 1e6:.0f} MB of memory a trial{gpu}{end}"
 
 
-def _format_side_by_side(side: JsonObject) -> list[str]:
+def _format_side_by_side(
+    lanes: int | Literal["auto"] | None = None,
+    at_once: int | None = None,
+    alone: Mapping[str, str] = NONE,
+    warnings: Sequence[str] = (),
+    **_: object,
+) -> list[str]:
     """Return lines on how trials share the nodes; none where there is nothing to say."""
-    lines, lanes = [], side.get("lanes")
+    lines = []
     if lanes == "auto":
         lines.append("how many trials share an engine is measured before the first one starts")
-    elif lanes and side.get("at_once") is not None:
-        trials = say_count(side["at_once"], "trial")
+    elif lanes and at_once is not None:
+        trials = say_count(at_once, "trial")
         lines.append(f"{trials} at once, sharing engines of {say_count(lanes, 'lane')}")
-    lines += [f"{arm} shares no lanes: {why}" for arm, why in side.get("alone", {}).items()]
-    lines += [f"warning: {words}" for words in side.get("warnings", [])]
+    lines += [f"{arm} shares no lanes: {why}" for arm, why in alone.items()]
+    lines += [f"warning: {words}" for words in warnings]
     return ["", *lines] if lines else []
 
 
-def _format_sizes(arm: JsonObject) -> str:
-    ends = dict.fromkeys((arm["smallest_parameters"], arm["largest_parameters"]))
-    return " to ".join(format_cell("parameters", end) for end in ends)
-
-
-def _format_axes(arm: JsonObject) -> str:
-    return "; ".join(f"{axis['path']}: {axis['values']}" for axis in arm["axes"]) or "nothing"
+def _format_sizes(smallest: int | None, largest: int | None) -> str:
+    return " to ".join(format_cell("parameters", end) for end in dict.fromkeys((smallest, largest)))
 
 
 def format_yaml(content: Any) -> str:
@@ -361,7 +378,7 @@ def format_yaml(content: Any) -> str:
     return str(yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)).rstrip()
 
 
-def format_experiment(experiment: JsonObject, address: str) -> str:
+def format_experiment(experiment: ExperimentJson, address: str) -> str:
     """Return an experiment in a few lines; `address` is the service's."""
     metric = experiment.get("metric") or {}
     best, baseline = experiment.get("best"), experiment.get("baseline")
@@ -375,8 +392,8 @@ def format_experiment(experiment: JsonObject, address: str) -> str:
     if sources := experiment.get("reused_from"):
         words = f"from {', '.join(sources)}, same code; `reuse: false` trains anew"
         rows.append(("reused", f"{experiment['progress']['reused']} {words}"))
-    if experiment.get("eta_seconds"):
-        rows.append(("time left", format_duration(experiment["eta_seconds"])))
+    if left := experiment.get("eta_seconds"):
+        rows.append(("time left", format_duration(left)))
     if baseline is not None:
         unit = f" ({metric['unit']})" if metric.get("unit") else ""
         rows.append(("baseline", f"{format_value(baseline)} {metric.get('name', '')}{unit}"))
@@ -401,14 +418,14 @@ def format_experiment(experiment: JsonObject, address: str) -> str:
     return describe_rows(rows, width=12)
 
 
-def format_queue(experiment: JsonObject) -> str:
+def format_queue(experiment: ExperimentJson) -> str:
     """Return an experiment's priority and its place in the queue as a sentence."""
     place = _place_in_queue(experiment)
     state = experiment["state"].replace("_", " ")
     return f"{experiment['id']} has priority {experiment['priority']} and is {state}{place}"
 
 
-def _place_in_queue(experiment: JsonObject) -> str:
+def _place_in_queue(experiment: ExperimentJson) -> str:
     place = experiment.get("queue_place")
     return "" if place is None else f", number {place} in the queue"
 
@@ -416,7 +433,7 @@ def _place_in_queue(experiment: JsonObject) -> str:
 LIST_HEADS: Final = ("id", "name", "project", "owner", "state", "trials", "best", "created")
 
 
-def make_list_row(experiment: JsonObject) -> Sequence[Any]:
+def make_list_row(experiment: ExperimentJson) -> Sequence[Any]:
     """Return an experiment's row below `LIST_HEADS`."""
     progress, best = experiment["progress"], experiment.get("best")
     ended = sum(progress.get(state) or 0 for state in OUTCOMES)
@@ -429,25 +446,26 @@ def make_list_row(experiment: JsonObject) -> Sequence[Any]:
     )
 
 
-def make_catalogue_table(kind: str, items: Sequence[JsonObject]) -> Table:
+def make_catalogue_table(kind: str, items: Sequence[Mapping[str, str | None]]) -> Table:
     """Return the list of models, tasks, presets or kinds of analyses."""
     if kind == "presets":
-        return Table(("name", "what it is"), [(each["name"], _first_words(each)) for each in items])
+        presets = ((each["name"], _first_words(str(each["summary"]))) for each in items)
+        return Table(("name", "what it is"), presets)
     if kind == "models":
-        rows = [
+        models = (
             (each["name"], each["summary"], (each["source"] or "").partition(";")[0])
             for each in items
-        ]
-        return Table(("name", "what it computes", "source"), rows)
+        )
+        return Table(("name", "what it computes", "source"), models)
     return Table(("name", "what it is"), [(each["name"], each["summary"]) for each in items])
 
 
-def _first_words(item: JsonObject, most: int = 100) -> str:
+def _first_words(summary: str, most: int = 100) -> str:
     """Return the first sentence of a summary, cut after so many letters."""
-    return shorten(str(item["summary"]).partition(". ")[0].rstrip("."), most, placeholder=" ...")
+    return shorten(summary.partition(". ")[0].rstrip("."), most, placeholder=" ...")
 
 
-def format_catalogue_entry(kind: str, content: JsonObject) -> str:
+def format_catalogue_entry(kind: str, content: Mapping[str, Any]) -> str:
     """Return one model, task or preset in full; a preset as the YAML that `submit` takes."""
     if kind == "presets":
         return format_yaml(content["spec"])
@@ -458,7 +476,7 @@ def format_catalogue_entry(kind: str, content: JsonObject) -> str:
     return "\n".join([*about, "", align_columns(heads, rows)])
 
 
-def describe_field(name: str, schema: JsonObject) -> tuple[str, str, str, str]:
+def describe_field(name: str, schema: Mapping[str, Any]) -> tuple[str, str, str, str]:
     """Return a field's row: name, type with its range, default, description.
 
     >>> schema = {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}], "default": None}
@@ -474,7 +492,7 @@ def describe_field(name: str, schema: JsonObject) -> tuple[str, str, str, str]:
     return name, " ".join([kind, ", ".join(bounds)]).strip(), text, schema.get("description", "")
 
 
-def format_analysis(analysis: JsonObject, paths: Sequence[Path]) -> str:
+def format_analysis(analysis: Mapping[str, Any], paths: Sequence[Path]) -> str:
     """Return how an analysis ended, the places of its files, and the link of its run."""
     subject = [
         str(analysis[part]) for part in ("experiment", "trial") if analysis[part] is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
@@ -128,7 +128,10 @@ class Connection:
         return _read_json(self._request("GET", path, params=params))
 
     def post(
-        self, path: str, body: JsonObject | None = None, headers: dict[str, str] | None = None
+        self,
+        path: str,
+        body: Mapping[str, object] | None = None,
+        headers: dict[str, str] | None = None,
     ) -> JsonObject:
         """Post a JSON body, or none, and return the JSON of the answer.
 
@@ -140,9 +143,9 @@ class Connection:
         headers = {"Content-Type": "application/json", **(headers or {})}
         return _read_json(self._request("POST", path, content=content, headers=headers))
 
-    def items(self, path: str, limit: int | None = None, **query: Any) -> list[JsonObject]:
+    def items(self, path: str, limit: int | None = None, **query: Any) -> list[Any]:
         """Return the items of a listing, over as many pages as `limit` needs (None: all)."""
-        items: list[JsonObject] = []
+        items: list[Any] = []
         while True:
             size = PAGE_SIZE if limit is None else min(PAGE_SIZE, limit - len(items))
             page = self.get(path, limit=size, **query)

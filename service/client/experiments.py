@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,9 +16,9 @@ from eigensweep.service.client.answers import (
     describe_pareto,
     describe_race,
 )
-from eigensweep.service.client.connection import JsonObject
 from eigensweep.service.client.events import Event, read_events
 from eigensweep.service.client.remote import Remote
+from eigensweep.service.client.shapes import TrialJson
 from eigensweep.service.client.spec_file import InputError, with_settings
 from eigensweep.service.client.tables import format_cell, format_html
 from eigensweep.service.client.trial import Trial
@@ -81,7 +81,7 @@ class Experiment(Remote):
     @property
     def best(self) -> Trial | None:
         """The best trial so far, after a refresh; None before there is one."""
-        best: JsonObject | None = self.refresh().content["best"]
+        best = self.refresh().content["best"]
         return None if best is None else Trial(self.connection, best)
 
     @property
@@ -90,7 +90,7 @@ class Experiment(Remote):
         self.refresh()
         return TrialTable.rank(self.content, self.listing(sort="value"))
 
-    def listing(self, limit: int | None = None, **filters: Any) -> list[JsonObject]:
+    def listing(self, limit: int | None = None, **filters: Any) -> list[TrialJson]:
         """Return trials as the API lists them: all, or those in a `state` or of an `arm`."""
         return self.connection.items(f"{self.path}/trials", limit, **filters)
 
@@ -268,7 +268,7 @@ class Experiment(Remote):
         """
         self.connection.post(f"{self.path}/delete", {"confirm": confirm})
 
-    def _act(self, action: Action, body: JsonObject | None = None) -> Self:
+    def _act(self, action: Action, body: Mapping[str, object] | None = None) -> Self:
         self.connection.post(f"{self.path}/{action}", body)
         return self.refresh()
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from typing import ClassVar, Self
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, Self
 from urllib.parse import quote
 
-from eigensweep.service.client.connection import Connection, JsonObject, outlast_restart
+from eigensweep.service.client.connection import Connection, outlast_restart
 
 
 class Remote:
@@ -18,9 +18,9 @@ class Remote:
     listing_path: ClassVar[str]
     """Where the API lists all of this kind."""
 
-    def __init__(self, connection: Connection, content: JsonObject) -> None:
+    def __init__(self, connection: Connection, content: Mapping[str, Any]) -> None:
         self.connection = connection
-        self.content = content
+        self.content: Any = content
         """The service's JSON."""
 
     @classmethod

@@ -9,7 +9,7 @@ import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from eigensweep.search_spaces import dotted
 from eigensweep.search_spaces.spec_text import TextError, read_text
@@ -32,7 +32,7 @@ def parse(text: str, where: str) -> Any:
         raise InputError(f"{where}{line}: neither YAML nor JSON: {error.reason}") from error
 
 
-def parse_toml(text: str, where: str) -> dict[str, Any]:
+def parse_toml(text: str, where: str) -> dict[str, object]:
     """Return what a TOML text holds.
 
     Raises:
@@ -51,7 +51,7 @@ def looks_like_a_file(source: str) -> bool:
     return source == "-" or Path(source).suffix in {".yaml", ".yml", ".json", ".toml"}
 
 
-def read(source: str | Path) -> dict[str, Any]:
+def read(source: str | Path) -> dict[str, object]:
     """Return the spec in a YAML, JSON or TOML file, or on standard input where `source` is `-`.
 
     Raises:
@@ -73,7 +73,7 @@ def read(source: str | Path) -> dict[str, Any]:
     return spec
 
 
-def parse_settings(settings: list[str]) -> dict[str, Any]:
+def parse_settings(settings: list[str]) -> dict[str, object]:
     """Return `path=value` texts as a dict; values are YAML.
 
     >>> parse_settings(["training.steps=50", "search.space.optimizer.lr=[1e-3, 1e-4]"])
@@ -113,7 +113,14 @@ def _parse_pairs(flag: str, texts: list[str], expected: str) -> dict[str, Any]:
     return parsed
 
 
-def parse_trial(text: str) -> dict[str, Any]:
+class SubjectJson(TypedDict, total=False):
+    """What an analysis is about."""
+
+    experiment: str
+    trial: int
+
+
+def parse_trial(text: str) -> SubjectJson:
     """Return the experiment and the number in `experiment/number`.
 
     >>> parse_trial("1m7xnz0qe2nqc/3")
@@ -125,7 +132,7 @@ def parse_trial(text: str) -> dict[str, Any]:
     return {"experiment": experiment, "trial": int(number)}
 
 
-def with_settings(spec: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def with_settings(spec: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, object]:
     """Return a copy of `spec` in which the field at each dotted path has its value.
 
     Raises:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 from eigensweep.service.client.answers import Answer, describe_trial
-from eigensweep.service.client.connection import Connection, JsonObject
+from eigensweep.service.client.connection import Connection
 from eigensweep.service.client.spec_file import InputError
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 class Trial(Answer):
     """The service's JSON on a trial, a dict, which can fetch the trial's weights as well."""
 
-    def __init__(self, connection: Connection, content: JsonObject) -> None:
+    def __init__(self, connection: Connection, content: Mapping[str, object]) -> None:
         super().__init__(content, describe_trial)
         self._connection = connection
 
@@ -45,7 +46,7 @@ class Trial(Answer):
         return self.weights(which, seed=seed).load()
 
 
-def make_spec_of_one(spec: JsonObject, trial: Trial) -> JsonObject:
+def make_spec_of_one(spec: Mapping[str, object], trial: Trial) -> dict[str, object]:
     """Return the spec of an experiment that is one of its trials alone, with all settings fixed.
 
     Raises:
@@ -57,7 +58,7 @@ def make_spec_of_one(spec: JsonObject, trial: Trial) -> JsonObject:
     kept = ("project", "description", "source", "objective", "reuse", "resources", "priority")
     fixed = ("task", "model", "optimizer", "training", "divergence", "seed", "replicates")
     return {
-        "name": f"{spec['name'][:100]}, trial {trial['number']}",
+        "name": f"{str(spec['name'])[:100]}, trial {trial['number']}",
         **{name: spec[name] for name in kept if name in spec},
         **{name: config[name] for name in fixed},
     }

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from eigensweep.results.trial_rows import make_frame, make_row
+from eigensweep.results.trial_rows import Row, make_frame, make_row
 from eigensweep.search_spaces.labels import shorten_paths
-from eigensweep.service.client.connection import JsonObject
 from eigensweep.service.client.tables import (
     Table,
     align_columns,
@@ -30,7 +29,7 @@ SHOWN_ROWS = 20
 """Rows that a Python prompt shows."""
 
 
-class TrialTable(list[JsonObject]):
+class TrialTable(list[Row]):
     """One dict for each trial, best first; prints as a table. `to_pandas()` makes a DataFrame.
 
     `value` is the mean over `n` replicates on validation data, `test` that on test data. Each has
@@ -68,8 +67,8 @@ class TrialTable(list[JsonObject]):
             **{
                 label: [row["settings"].get(path) for row in rows] for path, label in labels.items()
             },
-            "validation": [_join_mean(row, "value", "interval") for row in rows],
-            "test": [_join_mean(row, "test", "test_interval") for row in rows],
+            "validation": [_join_mean(row["value"], row["interval"]) for row in rows],
+            "test": [_join_mean(row["test"], row["test_interval"]) for row in rows],
             "parameters": [row["parameters"] for row in rows],
         }
         known = {head: cells for head, cells in columns.items() if set(cells) - {None}}
@@ -114,6 +113,8 @@ class TrialTable(list[JsonObject]):
         return shown if more <= 0 else f"{shown}\n... and {more} more; print(...) shows all"
 
 
-def _join_mean(row: JsonObject, mean: str, interval: str) -> float | tuple[float, ...] | None:
+def _join_mean(
+    mean: float | None, interval: Sequence[float] | None
+) -> float | Sequence[float | None] | None:
     """Return a mean, with both ends of its interval where there is one."""
-    return row[mean] if row[interval] is None else (row[mean], *row[interval])
+    return mean if interval is None else (mean, *interval)

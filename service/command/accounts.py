@@ -7,13 +7,13 @@ who owns it: so the first token is made, whether the service runs or not.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypedDict
 from urllib.parse import quote
 
 import typer
 
-from eigensweep.service.client.connection import JsonObject
 from eigensweep.service.client.tables import Table
 from eigensweep.service.command.frame import Call, command, read_seconds
 
@@ -151,7 +151,18 @@ def list_audit(
     call.tell(found, lambda _: Table(heads, rows))
 
 
-def _read_quotas(experiments: int | None, trials: int | None, spec_bytes: int | None) -> JsonObject:
+class UserJson(TypedDict):
+    """A user, as the API tells of one."""
+
+    name: str
+    quotas: dict[str, int | None]
+    created_at: str
+    removed_at: str | None
+
+
+def _read_quotas(
+    experiments: int | None, trials: int | None, spec_bytes: int | None
+) -> dict[str, int | None]:
     """Return the quotas that were given; -1 is no limit."""
     given = {"max_experiments": experiments, "max_trials": trials, "max_spec_bytes": spec_bytes}
     return {
@@ -159,11 +170,11 @@ def _read_quotas(experiments: int | None, trials: int | None, spec_bytes: int | 
     }
 
 
-def _show_user(found: JsonObject) -> Table:
+def _show_user(found: UserJson) -> Table:
     return _show_users([found])
 
 
-def _show_users(users: list[JsonObject]) -> Table:
+def _show_users(users: Sequence[UserJson]) -> Table:
     heads = ("user", "experiments", "trials", "spec bytes", "created", "removed")
     rows = [
         (

@@ -19,9 +19,11 @@ from urllib.parse import quote
 import typer
 
 from eigensweep.service.client import Analysis, AnalysisFailedError, Experiment, answers
-from eigensweep.service.client.connection import TOKEN_FILE, JsonObject
+from eigensweep.service.client.connection import TOKEN_FILE
+from eigensweep.service.client.shapes import DoneJson
 from eigensweep.service.client.spec_file import (
     InputError,
+    SubjectJson,
     parse_options,
     parse_settings,
     parse_trial,
@@ -403,7 +405,7 @@ def _act(call: Call, action: Action, ids: list[str]) -> None:
         raise typer.Exit(FAILURE)
 
 
-def _show_deeds(found: list[JsonObject]) -> None:
+def _show_deeds(found: list[DoneJson]) -> None:
     for each in found:
         if each["problem"] is None:
             typer.echo(f"{each['id']} is {each['state'].replace('_', ' ')}")
@@ -527,11 +529,13 @@ def analyse(
 ) -> None:
     """Redraw a figure of the papers from finished trials, or from matrices alone."""
     subjects = [parse_trial(trial) for trial in trials or []]
-    subjects += [{"experiment": experiment} for experiment in experiments or []]
+    subjects += [SubjectJson(experiment=experiment) for experiment in experiments or []]
     settings = parse_options(options or [])
     if out is not None:
         make_folder(out)
-    found = [call.client.analyse(name, **subject, **settings) for subject in subjects or [{}]]
+    found = [
+        call.client.analyse(name, **subject, **settings) for subject in subjects or [SubjectJson()]
+    ]
     for analysis in found:
         _wait_for(analysis)
         paths = [] if out is None else analysis.save(out)

@@ -7,7 +7,7 @@ import inspect
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -145,7 +145,7 @@ class Call:
                 raise
             self.fail(f"{error.filename}: {error.strerror}", "A file cannot be written")
 
-    def _end(self, words: str, problem: dict[str, Any], code: int) -> NoReturn:
+    def _end(self, words: str, problem: Mapping[str, object], code: int) -> NoReturn:
         typer.echo(json.dumps(problem) if self.as_json else words, err=True)
         raise typer.Exit(code)
 

@@ -22,7 +22,7 @@ from rich.console import Console
 from tenacity import RetryError, Retrying, retry_if_exception_type, wait_fixed
 
 from eigensweep.service.client import Client, Experiment, RefusedError, ServiceAwayError, answers
-from eigensweep.service.client.connection import JsonObject
+from eigensweep.service.client.shapes import ExperimentJson
 from eigensweep.service.command import terminal
 
 PRESET = "quickstart"
@@ -72,9 +72,9 @@ def wait_for_delivery(client: Client, screen: Console) -> None:
         time.sleep(0.2)
 
 
-def find_newest(client: Client) -> JsonObject:
+def find_newest(client: Client) -> ExperimentJson:
     """Return the experiment that was posted last."""
-    return dict(client.get("/v1/experiments", limit=1)["items"][0])
+    return client.experiments(1)[0]
 
 
 def page_of(client: Client, experiment_id: str) -> str:

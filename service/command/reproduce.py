@@ -88,7 +88,7 @@ def follow(
 def _show(
     each: Reproduction, bars: Progress, task: TaskID, seen: dict[str, str], screen: Console | None
 ) -> None:
-    words = describe_state(each.content) if not each.is_over else describe_end(each.content)
+    words = describe_state(each) if not each.is_over else describe_end(each)
     bars.update(task, completed=each.content["fraction"], state=words)
     if screen is not None and not screen.is_terminal and seen.get(each.id) != words:
         screen.print(f"{each.name} {words}", markup=False)
@@ -106,7 +106,7 @@ def show_end(
     if len(ended) == 1 and ended[0].state == "finished":
         screen.print(ended[0].file("md").decode(), markup=False, soft_wrap=True)
     elif len(ended) > 1:
-        rows = [(each.name, describe_end(each.content)) for each in ended]
+        rows = [(each.name, describe_end(each)) for each in ended]
         Table(("reproduction", "verdict"), rows).show(screen)
     for place in (out, page):
         if place is not None:
@@ -128,14 +128,16 @@ def show_plan(client: Client, name: str, budget: str, screen: Console) -> None:
         screen.print(words, markup=False)
 
 
-def describe_state(content: JsonObject) -> str:
+def describe_state(each: Reproduction) -> str:
     """Return the state of a reproduction that is not over."""
+    content = each.content
     until = content.get("until_decided")
-    return content["state"] + (f" with {until['seeds'][-1]} seeds" if until else "")
+    return each.state + (f" with {until['seeds'][-1]} seeds" if until else "")
 
 
-def describe_end(content: JsonObject) -> str:
+def describe_end(each: Reproduction) -> str:
     """Return how a reproduction ended, in a line."""
+    content = each.content
     if content["state"] == "finished":
         return f"{content['verdict']}: {content['words']}"
     error = (content["error"] or "").strip().splitlines()

@@ -51,7 +51,7 @@ from eigensweep.service.record.migrations import (
     migrate,
     try_database,
 )
-from eigensweep.service.record.tables import Trial
+from eigensweep.service.record.tables import TrialRow
 from eigensweep.service.settings import Settings
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.copies import copy_out
@@ -266,7 +266,7 @@ class _PostgresqlRecord:
             return self._read_trials(source)
 
     def _read_trials(self, source: Connection) -> list[_TrialRow]:
-        query = select(Trial.experiment_id, Trial.number, Trial.state, Trial.attempt)
+        query = select(TrialRow.experiment_id, TrialRow.number, TrialRow.state, TrialRow.attempt)
         return [_TrialRow(*row) for row in source.execute(query)]
 
     @contextmanager

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal, TypedDict
 
 import httpx2
 import psutil  # type: ignore[import-untyped]
@@ -70,8 +70,8 @@ class Finding:
 
 
 @dataclass
-class Patient:
-    """What is looked at."""
+class Context:
+    """What the checks look at: one installation, and its service if that runs."""
 
     settings: Settings
     url: str | None
@@ -120,10 +120,10 @@ def examine(url: str | None = None, environment: dict[str, str] | None = None) -
     except ValidationError as error:
         return [*found, *_explain_settings(error)]
     token = settings.token.get_secret_value() if settings.token else None
-    patient = Patient(settings, url or names.get("EIGENSWEEP_URL") or _read_url(settings), token)
+    context = Context(settings, url or names.get("EIGENSWEEP_URL") or _read_url(settings), token)
     for name, check in CHECKS.items():
         try:
-            found += check(patient)
+            found += check(context)
         except Exception as error:  # the next place is looked at in any case
             words = f"this could not be looked at: {type(error).__name__}: {error}"
             found.append(Finding("problem", name, words, "please report it as a bug"))
@@ -204,7 +204,7 @@ def _read_pins() -> dict[str, str]:
     return {canonicalize_name(name): pinned for name, pinned in PIN.findall(file.read_text())}
 
 
-def check_compiler(patient: Patient) -> Iterator[Finding]:
+def check_compiler(context: Context) -> Iterator[Finding]:
     """Yield whether the steps of the recurrences are compiled; compile them if they are not."""
     from eigensweep.models.matrices import mirror
     from eigensweep.models.recurrence.cache import cache_folder
@@ -234,7 +234,7 @@ def check_compiler(patient: Patient) -> Iterator[Finding]:
         )
 
 
-def check_devices(patient: Patient) -> Iterator[Finding]:
+def check_devices(context: Context) -> Iterator[Finding]:
     """Yield the processors and GPUs."""
     import torch
 
@@ -251,16 +251,23 @@ def check_devices(patient: Patient) -> Iterator[Finding]:
         yield ok("gpus", "none; trials train on processors")
 
 
-def check_service(patient: Patient) -> Iterator[Finding]:
+class CheckJson(TypedDict, total=False):
+    """What a service says of one of its parts."""
+
+    ready: bool
+    detail: str | None
+
+
+def check_service(context: Context) -> Iterator[Finding]:
     """Yield whether a service runs, and what it says of itself."""
-    alive = patient.ask("/healthz")
+    alive = context.ask("/healthz")
     if alive is None:
-        known = f" at {patient.url}" if patient.url else ""
+        known = f" at {context.url}" if context.url else ""
         yield ok("service", f"none answers{known}; `eigensweep serve` starts one")
         return
-    yield ok("service", f"it answers at {patient.url}")
-    ready = patient.ask("/readyz")
-    checks: dict[str, Any] = {}
+    yield ok("service", f"it answers at {context.url}")
+    ready = context.ask("/readyz")
+    checks: dict[str, CheckJson] = {}
     with suppress(ValueError, AttributeError):
         checks = ready.json().get("checks", {}) if ready is not None else {}
     for name, check in checks.items():
@@ -280,12 +287,12 @@ ADVICE: Final = {
 }
 
 
-def check_database(patient: Patient) -> Iterator[Finding]:
+def check_database(context: Context) -> Iterator[Finding]:
     """Yield whether the record can be read and has the schema of this version."""
     from eigensweep.service.record import database
     from eigensweep.service.record.migrations import THROUGH, compare_versions, is_too_old
 
-    url = patient.settings.database
+    url = context.settings.database
     parsed = make_url(url)
     place = parsed.render_as_string(hide_password=True)
     is_file = parsed.get_backend_name() == "sqlite"
@@ -313,11 +320,11 @@ def check_database(patient: Patient) -> Iterator[Finding]:
         yield Finding("problem", "database", words, "install the newer version of Eigensweep")
 
 
-def check_folders(patient: Patient) -> Iterator[Finding]:
+def check_folders(context: Context) -> Iterator[Finding]:
     """Yield whether folders are there, safe, writable, and on which file system they are."""
     from eigensweep.models.recurrence.cache import cache_folder
 
-    settings = patient.settings
+    settings = context.settings
     for name, folder in (("home", settings.home), ("compiled steps", cache_folder())):
         yield _look_at_rights(name, folder)
     for name, folder in settings.disk_folders.items():
@@ -416,10 +423,10 @@ def find_file_system(folder: Path) -> str:
     return kind
 
 
-def check_ports(patient: Patient) -> Iterator[Finding]:
+def check_ports(context: Context) -> Iterator[Finding]:
     """Yield whether the ports are free, or taken by this service."""
-    settings = patient.settings
-    alive = patient.ask("/healthz") is not None
+    settings = context.settings
+    alive = context.ask("/healthz") is not None
     wanted = [("port", "port", settings.host, settings.port)]
     if settings.mlflow_uri is None:
         wanted.append(("port of mlflow", "mlflow_port", "127.0.0.1", settings.mlflow_port))
@@ -445,9 +452,9 @@ def _is_free(host: str, port: int) -> bool:
     return True
 
 
-def check_outer_parts(patient: Patient) -> Iterator[Finding]:
+def check_outer_parts(context: Context) -> Iterator[Finding]:
     """Yield whether MLflow and Ray answer, where they belong to somebody else."""
-    settings = patient.settings
+    settings = context.settings
     if settings.mlflow_uri is not None:
         try:
             uri = settings.mlflow_uri.rstrip("/")
@@ -502,12 +509,12 @@ def _look_from_nodes(address: str, storage: str) -> Iterator[Finding]:
         yield ok("storage from the nodes", f"{storage} from {say_count(len(found), 'node')}")
 
 
-def check_corpora(patient: Patient) -> Iterator[Finding]:
+def check_corpora(context: Context) -> Iterator[Finding]:
     """Yield which corpora are there, whole by their digests, and which are not."""
     from eigensweep.tasks.corpora import all_under
     from eigensweep.tasks.corpus import CorpusMismatchError, CorpusMissingError
 
-    root = patient.settings.corpora
+    root = context.settings.corpora
     missing = []
     for name, corpus in all_under(root).items():
         try:
@@ -527,17 +534,17 @@ def check_corpora(patient: Patient) -> Iterator[Finding]:
         yield ok("corpora", f"{words} (`eigensweep data fetch`)")
 
 
-def check_clock(patient: Patient) -> Iterator[Finding]:
+def check_clock(context: Context) -> Iterator[Finding]:
     """Yield how far this machine's clock is from the service's and from the database's."""
     compared = False
     before = time.time()
-    patient.forget("/healthz")
-    answer = patient.ask("/healthz")
+    context.forget("/healthz")
+    answer = context.ask("/healthz")
     if answer is not None and "date" in answer.headers:
         shown = parsedate_to_datetime(answer.headers["date"]).timestamp()
         compared = True  # the header has whole seconds: half of one is its mean error
         yield _judge_clock("service", (before + time.time()) / 2 - shown - 0.5)
-    url = patient.settings.database
+    url = context.settings.database
     if make_url(url).get_backend_name() == "postgresql":
         from eigensweep.service.record import database
 
@@ -562,7 +569,7 @@ def _judge_clock(whose: str, ahead: float) -> Finding:
     return Finding(state, what, words, "let both follow a time server: timedatectl set-ntp true")
 
 
-CHECKS: Final[dict[str, Callable[[Patient], Iterator[Finding]]]] = {
+CHECKS: Final[dict[str, Callable[[Context], Iterator[Finding]]]] = {
     "compiler": check_compiler,
     "devices": check_devices,
     "folders": check_folders,

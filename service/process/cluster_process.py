@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.service.counters import RESTARTS
@@ -105,7 +105,7 @@ class FoundDriver:
 class ClusterProcess:
     """Starts drivers, and sees what becomes of Ray and of them."""
 
-    settings: dict[str, Any]
+    settings: dict[str, object]
     """Arguments of `RayCluster.start`, and `log_level` and `log_format`."""
     mark: str
     """The mark of this service's processes; empty: they are not marked."""

@@ -57,7 +57,7 @@ def is_offered(method: str, path: str) -> bool:
     return method == "POST" and (name in CHANGES or bool(WRITTEN.fullmatch(name)))
 
 
-class Lock:
+class SecretGate:
     """Answers 401 to requests without the secret and 403 to those that are not offered."""
 
     def __init__(self, app: ASGIApp, secret: str) -> None:
@@ -145,7 +145,7 @@ def make_app() -> ASGIApp:
     page = Path(server.__file__).parent / "js" / "build" / "index.html"
     pages: ASGIApp = FirstPage(app, page.read_text())
     store: Any = _get_tracking_store()
-    return Lock(Writer(pages, store, artifacts), os.environ[TOKEN])
+    return SecretGate(Writer(pages, store, artifacts), os.environ[TOKEN])
 
 
 def main() -> None:

@@ -39,7 +39,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from eigensweep.workers.shared.messages import Json
 from eigensweep.workers.tracking.run_writes import (
     MLFLOW_USER,
     PATH,
@@ -110,7 +109,7 @@ class Writer:
             raise MlflowException(f"experiment {project} is deleted", INVALID_PARAMETER_VALUE)
         refused: dict[str, str] = {}
         there = self._find([write.run_id for write in writes])
-        tables: dict[type, list[Json]] = {SqlRun: []}
+        tables: dict[type, list[dict[str, object]]] = {SqlRun: []}
         for write in writes:
             try:
                 self._keep_texts(experiment.artifact_location, write)
@@ -160,7 +159,7 @@ class Writer:
 
     def _rows(
         self, project: str, location: str, write: RunWrite
-    ) -> Iterable[tuple[type, list[Json]]]:
+    ) -> Iterable[tuple[type, list[dict[str, object]]]]:
         """Return the rows of a run that is not there, by MLflow's tables."""
         check_id(write.run_id)
         if not write.name:
@@ -194,7 +193,7 @@ class Writer:
             (SqlLatestMetric, [mine | row for row in newest.values()]),
         ]
 
-    def _metric_row(self, metric: Metric) -> dict[str, Any]:
+    def _metric_row(self, metric: Metric) -> dict[str, object]:
         is_nan, value = self._store.sanitize_metric_value(metric.value)
         return {
             "key": metric.key,

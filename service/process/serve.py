@@ -393,12 +393,12 @@ def _make_runner(
     from eigensweep.service.queue.deletions import DeletionHandler
     from eigensweep.service.queue.jobs import Handler, JobRunner
     from eigensweep.service.queue.reproductions import ReproductionHandler
-    from eigensweep.service.queue.retention import PruningHandler, Schedule
+    from eigensweep.service.queue.retention import PruningHandler, RetentionRule
     from eigensweep.service.queue.webhooks import WebhookHandler
     from eigensweep.workers.shared.checkpoints import Store
 
     record, storage, files = service.record, settings.storage_folder, threading.Lock()
-    schedule = Schedule(settings.keep, settings.retention_days, settings.retention_hours)
+    schedule = RetentionRule(settings.keep, settings.retention_days, settings.retention_hours)
     logs_of_removals = settings.home / "deletions"
     handlers: list[Handler] = [
         AnalysisHandler(service.analyses, storage, str(settings.corpora), mlflow=mlflow),

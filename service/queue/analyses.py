@@ -9,7 +9,7 @@ from typing import ClassVar
 from eigensweep.analyses.messages import AnalysisOrder, Outcome
 from eigensweep.service.queue.jobs import Handler
 from eigensweep.service.record.analyses import Analyses, AnalysisRecord
-from eigensweep.service.record.tables import Job, JobKind
+from eigensweep.service.record.tables import JobKind, JobRow
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class AnalysisHandler(Handler):
     data_root: str | None = None
     """Folder of the corpora."""
 
-    def work(self, job: Job) -> None:
+    def work(self, job: JobRow) -> None:
         record = AnalysisRecord.of(job)
         self.analyses.begin(record)
         try:

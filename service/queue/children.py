@@ -19,9 +19,9 @@ from eigensweep.analyses.messages import OUTCOME
 from eigensweep.service.settings import Mlflow
 
 LONGEST_SECONDS: Final = 2 * 3600.0
-"""A child that takes longer is killed, and has failed."""
+"""The longest run of a child in seconds; after that it is killed, and has failed."""
 LOG_LINES: Final = 20
-"""How many of the last lines of a failed process become part of the error."""
+"""The last lines of a failed process that become part of the error."""
 
 Outcome = TypeVar("Outcome", bound=BaseModel)
 
@@ -40,7 +40,7 @@ class ChildRunner:
     _is_over: bool = False
 
     def make(self, folder: Path, order: BaseModel, kind: type[Outcome]) -> Outcome:
-        """Run a child that makes files in a folder; return the outcome that it leaves beside them.
+        """Run a child that writes files into a folder; return the outcome among them.
 
         Raises:
             StoppedError: if it was killed.
@@ -91,7 +91,7 @@ class ChildRunner:
         return "\n".join([f"its process ended with status {child.returncode}", *lines])
 
     def kill(self) -> None:
-        """Kill the child that runs, and each that would be started from now on."""
+        """Kill the running child, and refuse to start others from now on."""
         self._is_over = True
         if self._child is not None:
             with suppress(ProcessLookupError):  # it may end at this moment

@@ -17,14 +17,14 @@ from typing import ClassVar
 from eigensweep.service.queue.dispatcher import Driver, LauncherAwayError
 from eigensweep.service.queue.jobs import Handler, NotDoneError
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.tables import Job, JobKind
+from eigensweep.service.record.tables import JobKind, JobRow
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
 class DeletionHandler(Handler):
-    """Removes what is to be deleted."""
+    """Carries out deletions."""
 
     kind: ClassVar[JobKind] = "deletion"
     module: ClassVar[str] = "eigensweep.workers.driver.deletion"
@@ -32,15 +32,15 @@ class DeletionHandler(Handler):
     longest_pause: ClassVar[float] = 300.0
     record: Record
     find_driver: Callable[[str], Driver | None]
-    """Returns the driver of an experiment that still works."""
+    """Returns the running driver of an experiment, None if there is none."""
     folder: Path
     """Where each removal keeps its log."""
     storage: str
     """Folder of checkpoints and curves."""
     files: threading.Lock = field(default_factory=threading.Lock)
-    """Held while files of an experiment are removed; who prunes checkpoints holds it, too."""
+    """Held while files of an experiment are removed, here and by the pruning of checkpoints."""
 
-    def work(self, job: Job) -> None:
+    def work(self, job: JobRow) -> None:
         id = job.key
         if self._has_driver(id):
             return
@@ -53,7 +53,7 @@ class DeletionHandler(Handler):
         logger.info("experiment removed experiment=%s", id)
 
     def _has_driver(self, id: str) -> bool:
-        """Return whether a driver may still write to MLflow, or that cannot be known now."""
+        """Return whether a driver may still write to MLflow; also True while that is unknown."""
         try:
             driver = self.find_driver(id)
             return driver is not None and driver.state() in ("running", "lost")

@@ -1,7 +1,7 @@
-"""Works on the jobs of the record, the kinds side by side: a slow one holds up no other.
+"""Works on the jobs of the record, each kind by itself: a slow kind delays no other.
 
-Runs in the service's process, in a thread for each kind, while the service leads. What may take
-memory or crash is done in a child process.
+Runs in the service's process, in a thread for each kind, while the service leads. Work that may
+take memory or crash runs in a child process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from eigensweep.service.queue.children import ChildRunner, StoppedError
 from eigensweep.service.record.errors import NotLeadingError
 from eigensweep.service.record.jobs import Jobs
-from eigensweep.service.record.tables import Job, JobKind
+from eigensweep.service.record.tables import JobKind, JobRow
 from eigensweep.service.settings import Mlflow
 from eigensweep.workers.shared.durable_files import StorageError
 
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 LOOK_SECONDS: Final = 2.0
 """Seconds between two looks at the jobs, which drivers and other services may have written, too."""
 PAUSE_SECONDS: Final = 10.0
-"""Seconds before the next look after the database or the disk did not work."""
+"""Seconds before the next look after a failure of the database or the disk."""
 
 
 class NotDoneError(RuntimeError):
@@ -41,11 +41,11 @@ class NeverError(NotDoneError):
 
 @dataclass
 class Handler:
-    """How the jobs of one kind are done."""
+    """Does the jobs of one kind."""
 
     kind: ClassVar[JobKind]
     module: ClassVar[str] = ""
-    """What does the work in a child process, if one does."""
+    """Runs the child process, if the work is done in one."""
     first_pause: ClassVar[float] = PAUSE_SECONDS
     """Seconds before the second try; each further pause is twice as long, up to `longest_pause`."""
     longest_pause: ClassVar[float] = PAUSE_SECONDS
@@ -59,10 +59,10 @@ class Handler:
         self.children = ChildRunner(self.module, self.mlflow)
 
     def look(self) -> None:
-        """Do what is to be done before each look at the jobs."""
+        """Prepare each look at the jobs."""
 
-    def work(self, job: Job) -> None:
-        """Do a job and record its end. One that has to wait is left as it is.
+    def work(self, job: JobRow) -> None:
+        """Do a job and record its end. A job that has to wait stays as it is.
 
         Raises:
             NotDoneError: if it is to be tried again after a pause, or given up.
@@ -73,14 +73,14 @@ class Handler:
         raise NotImplementedError
 
     def stop(self) -> None:
-        """Have the job that is being done come to its end soon; the next service goes on."""
+        """End the current job soon; the next service goes on with it."""
         self.stopping.set()
         self.children.kill()
 
 
 @dataclass
 class JobRunner:
-    """Has jobs done by the handler of their kind. `start` does so in threads; tests call `tick`."""
+    """Gives each job to the handler of its kind. `start` does so in threads; tests call `tick`."""
 
     jobs: Jobs
     handlers: Sequence[Handler]
@@ -95,7 +95,7 @@ class JobRunner:
             self._threads.append(thread)
 
     def stop(self, timeout: float = 5.0) -> None:
-        """Stop in the middle, if need be; the next service goes on."""
+        """Stop, in the middle of a job if need be; the next service goes on with it."""
         for each in self.handlers:
             each.stop()
             self.jobs.wake(each.kind)
@@ -111,7 +111,7 @@ class JobRunner:
                 break
             self._try(handler, job)
 
-    def _try(self, handler: Handler, job: Job) -> None:
+    def _try(self, handler: Handler, job: JobRow) -> None:
         try:
             handler.work(job)
         except StoppedError:
@@ -123,7 +123,7 @@ class JobRunner:
         except Exception:  # a bug fails the job that met it, and no other
             self._put_off(handler, job, traceback.format_exc())
 
-    def _put_off(self, handler: Handler, job: Job, error: str, is_final: bool = False) -> None:
+    def _put_off(self, handler: Handler, job: JobRow, error: str, is_final: bool = False) -> None:
         most = handler.most_tries
         gives_up = is_final or (most is not None and job.tries + 1 >= most)
         pause = min(handler.first_pause * 2.0 ** min(job.tries, 100), handler.longest_pause)

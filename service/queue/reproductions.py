@@ -1,7 +1,7 @@
 """Takes reproductions from one stage to the next: experiments, analyses, report.
 
 Runs in the service's process. The dispatcher runs the experiments, and the analyses are jobs of
-their own; this only asks for them, and makes the report in a child process.
+their own. This handler only requests both, and has a child process make the report.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from eigensweep.reports.measurements import Measured, join_trials
+from eigensweep.reports.measurements import ArmsMeasured, join_trials
 from eigensweep.reports.messages import (
     MadeAnalysis,
     MeasuredExperiment,
@@ -43,7 +43,7 @@ from eigensweep.service.record.reproductions import (
     Wanted,
     make_id,
 )
-from eigensweep.service.record.tables import Job, JobKind
+from eigensweep.service.record.tables import JobKind, JobRow
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.states import ENDED, OPEN_ANALYSES
 
@@ -54,7 +54,7 @@ MOST_TRIALS: Final = 5000
 
 @dataclass
 class ReproductionHandler(Handler):
-    """Takes each open reproduction as far as it goes now."""
+    """Takes each open reproduction through all stages that are possible now."""
 
     kind: ClassVar[JobKind] = "reproduction"
     module: ClassVar[str] = "eigensweep.reports"
@@ -65,7 +65,7 @@ class ReproductionHandler(Handler):
     storage: str
     """Folder of checkpoints and curves."""
 
-    def work(self, job: Job) -> None:
+    def work(self, job: JobRow) -> None:
         found = ReproductionRecord.of(job)
         try:
             if found.state == "running":
@@ -136,7 +136,7 @@ class ReproductionHandler(Handler):
         if analysis.arm is None:
             return whole.id, None
         for posted in (widest, whole):
-            measured = Measured(self._measure(found, label, posted), Store(self.storage))
+            measured = ArmsMeasured(self._measure(found, label, posted), Store(self.storage))
             if posted.id is not None and analysis.arm in measured.arms:
                 return posted.id, measured.arms[analysis.arm].trial.number
         raise NotFoundError(f"no trial of arm '{analysis.arm}' trained to an end")
@@ -156,7 +156,7 @@ class ReproductionHandler(Handler):
         logger.info("reproduction %s id=%s name=%s", ended.state, ended.id, ended.name)
 
     def make_order(self, found: ReproductionRecord) -> ReportOrder:
-        """Return what a report is made of: the experiments as they were posted, and analyses."""
+        """Return the input of a report: the posted experiments, and the analyses."""
         labels = load_suite(found.name).experiments.keys() & found.experiments.keys()
         return ReportOrder(
             id=found.id,
@@ -233,7 +233,7 @@ class ReproductionHandler(Handler):
         )
 
     def _describe(self, found: ReproductionRecord, asked: Wanted) -> MadeAnalysis:
-        """Return an analysis at its end, or its kept numbers where the weights are elsewhere."""
+        """Return a finished analysis, or its kept numbers if the weights are on another machine."""
         made = self._describe_own(asked)
         if made.folder is None:
             kept = self.reproductions.find_results(found.name, found.budget)

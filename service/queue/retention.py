@@ -1,4 +1,4 @@
-"""Removes checkpoints that people or the schedule want gone, and corpora no experiment needs.
+"""Removes checkpoints by request or by rule, and corpora that no experiment needs.
 
 Runs in the service's process. Each trial may be looked at twice.
 """
@@ -18,7 +18,7 @@ from eigensweep.service.queue.jobs import Handler, NotDoneError
 from eigensweep.service.record.errors import ConflictError, NotFoundError
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.retention import DAY
-from eigensweep.service.record.tables import Job, JobKind
+from eigensweep.service.record.tables import JobKind, JobRow
 from eigensweep.workers.shared import corpora
 from eigensweep.workers.shared.checkpoints import Store, trial_key
 from eigensweep.workers.shared.durable_files import StorageError
@@ -29,11 +29,11 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Schedule:
+class RetentionRule:
     """The rule by which the service removes checkpoints by itself."""
 
     keep: Keep | None
-    """None: it removes nothing by itself."""
+    """None: the service removes nothing by itself."""
     after_days: float
     """Days after the end of an experiment."""
     every_hours: float
@@ -42,21 +42,21 @@ class Schedule:
 
 @dataclass
 class PruningHandler(Handler):
-    """Removes what is to be pruned, and has pruned what the schedule says."""
+    """Prunes checkpoints that were requested, and those that the rule names."""
 
     kind: ClassVar[JobKind] = "pruning"
     first_pause: ClassVar[float] = 30.0
     longest_pause: ClassVar[float] = 60.0
     record: Record
     store: Store
-    schedule: Schedule
+    schedule: RetentionRule
     files: threading.Lock
-    """Held while files of an experiment are removed; who deletes experiments holds it, too."""
+    """Held while files of an experiment are removed, here and by deletions."""
     clock: Callable[[], float] = time.time
     _due_at: float = 0.0
 
     def look(self) -> None:
-        """Note what the schedule says, and remove unused corpora, as often as it says."""
+        """Apply the rule and remove unused corpora, every `every_hours`."""
         now, keep = self.clock(), self.schedule.keep
         if now < self._due_at:
             return
@@ -67,7 +67,7 @@ class PruningHandler(Handler):
         self._remove_corpora()
         self._due_at = now + self.schedule.every_hours * 3600
 
-    def work(self, job: Job) -> None:
+    def work(self, job: JobRow) -> None:
         keep: Keep = job.request["keep"]
         try:
             with suppress(NotFoundError):  # it was deleted

@@ -23,7 +23,7 @@ import httpx2
 
 from eigensweep.service.queue.jobs import Handler, NeverError, NotDoneError
 from eigensweep.service.record.jobs import Jobs
-from eigensweep.service.record.tables import Job, JobKind
+from eigensweep.service.record.tables import JobKind, JobRow
 from eigensweep.service.record.webhooks import make_message
 from eigensweep.service.webhook_rules import (
     HTTPS_PORT,
@@ -37,9 +37,9 @@ logger = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS: Final = 10.0
 GONE: Final = 410
-"""The receiver wants no more of it. Source: RFC 9110."""
+"""The status by which a receiver declines all further messages. Source: RFC 9110."""
 KEY_PREFIX: Final = "whsec_"
-"""Begins a secret that is written in Base64, as Standard Webhooks has it."""
+"""The prefix of a secret in Base64, after Standard Webhooks."""
 
 Resolve = Callable[[str, int], Sequence[str]]
 """Returns the IP addresses of a host."""
@@ -66,23 +66,23 @@ def sign(secret: str, id: str, timestamp: int, body: bytes) -> str:
 
 @dataclass
 class WebhookHandler(Handler):
-    """Sends what is due. Tests put a resolver, an address book and a clock of theirs in."""
+    """Sends due messages. Tests pass their own resolver, address book and clock."""
 
     kind: ClassVar[JobKind] = "webhook"
     first_pause: ClassVar[float] = 5.0
     longest_pause: ClassVar[float] = 6 * 3600.0
     most_tries: ClassVar[int | None] = 24
-    """So a message is given up after about three days."""
+    """A message is given up after about three days."""
     jobs: Jobs
     hosts: Collection[str]
     secret: str = field(repr=False)
     networks: Collection[IPv4Network | IPv6Network] = ()
-    """Networks that are not public and may be sent to."""
+    """Networks that are not public, but allowed as receivers."""
     clock: Callable[[], float] = time.time
     resolve: Resolve = resolve
     context: ssl.SSLContext = field(default_factory=ssl.create_default_context)
 
-    def work(self, job: Job) -> None:
+    def work(self, job: JobRow) -> None:
         with logs.about(job.experiment_id or ""):
             if (content := make_message(self.jobs.url, job)) is None:
                 return  # its experiment was deleted meanwhile
@@ -98,7 +98,7 @@ class WebhookHandler(Handler):
             self.jobs.finish(job)
             logger.info("webhook delivered experiment=%s message=%s", job.experiment_id, job.key)
 
-    def _post(self, job: Job, body: bytes) -> int:
+    def _post(self, job: JobRow, body: bytes) -> int:
         """Send a message to an address that was checked; return the status of the answer."""
         address = job.request["url"]
         host, port = check_url(address, self.hosts)

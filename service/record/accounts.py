@@ -1,6 +1,6 @@
 """Users, their quotas, and their tokens, of which only digests are kept.
 
-Runs in the service's process, and in a terminal of who owns the database.
+Runs in the service's process, and in a terminal of the database's owner.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ from eigensweep.service.record.rows import read_first
 from eigensweep.service.record.tables import OPERATOR, Token, User
 
 ScopeName = Literal["read", "submit", "admin"]
-"""`read` looks at everything; `submit` also posts, and cancels what is its own; `admin` may all."""
+"""`read` sees everything; `submit` also posts, and cancels its own experiments; `admin` may do
+all."""
 SCOPES: Final[tuple[ScopeName, ...]] = get_args(ScopeName)
-"""Each includes those before it."""
+"""Each scope includes those before it."""
 NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}"
-"""A user's name; addresses of e-mail are such names."""
+"""A user's name; an e-mail address is one."""
 PREFIX: Final = "esw_"
-"""How every token begins, so that a search for lost secrets finds one."""
+"""The prefix of every token, by which secret scanners find a leaked one."""
 
 
 class Quotas(PlainNumbers):
-    """What a user may have at most; null: any number."""
+    """The most that a user may have; null: any number."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -88,18 +89,18 @@ class NewToken(TokenNow):
 
 @dataclass(frozen=True)
 class Grant:
-    """What a token gives to who holds it."""
+    """What a token allows its holder."""
 
     token_id: str
     user: str
     scope: ScopeName
     digest: str
     problem: str | None
-    """Why it gives nothing; None: it is usable."""
+    """Why it allows nothing; None: it is usable."""
 
 
 def includes(scope: ScopeName, needed: ScopeName) -> bool:
-    """Return whether a scope is enough for what needs another.
+    """Return whether a scope includes another.
 
     >>> includes("admin", "read"), includes("read", "submit")
     (True, False)
@@ -108,7 +109,7 @@ def includes(scope: ScopeName, needed: ScopeName) -> bool:
 
 
 def digest_token(token: str) -> str:
-    """Return what is kept of a token."""
+    """Return the digest under which a token is kept."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -117,7 +118,7 @@ class Accounts(database.AtDatabase):
 
     @database.transaction
     def create_user(self, session: Session, name: str, quotas: Quotas | None = None) -> UserNow:
-        """Add a user, or bring one back who was removed; tokens that were revoked stay so.
+        """Add a user, or restore a removed one; revoked tokens stay revoked.
 
         Raises:
             AlreadyThereError: if there is a user of this name.
@@ -137,7 +138,7 @@ class Accounts(database.AtDatabase):
         return [_describe_user(each) for each in session.scalars(select(User).order_by(User.name))]
 
     def read_quotas(self, name: str) -> Quotas:
-        """Return the quotas of a user; one who is not known has none."""
+        """Return the quotas of a user; an unknown user has none."""
         return database.read(self.url, lambda s: read_quotas(s.get(User, name)))
 
     @database.transaction
@@ -154,7 +155,7 @@ class Accounts(database.AtDatabase):
 
     @database.transaction
     def remove_user(self, session: Session, name: str) -> UserNow:
-        """Refuse a user from now on, by token and by proxy; what the user has posted stays.
+        """Refuse a user from now on, by token and by proxy; the user's experiments stay.
 
         Raises:
             AccountNotFoundError: if there is no such user.
@@ -166,7 +167,7 @@ class Accounts(database.AtDatabase):
         return _describe_user(user)
 
     def is_removed(self, name: str) -> bool:
-        """Return whether a user was removed; somebody who is not here was not."""
+        """Return whether a user was removed; False for an unknown one."""
         removed = select(User.removed_at).where(User.name == name)
         return database.read(self.url, lambda s: s.scalars(removed).first()) is not None
 
@@ -208,7 +209,7 @@ class Accounts(database.AtDatabase):
 
     @database.transaction
     def revoke_token(self, session: Session, id: str) -> TokenNow:
-        """Let a token give nothing from now on. A second call changes nothing.
+        """Revoke a token. A second call changes nothing.
 
         Raises:
             AccountNotFoundError: if there is none of this id.
@@ -228,15 +229,15 @@ class Accounts(database.AtDatabase):
         return database.look(self.url, lambda c: read_first(c, _ANY_TOKEN, {})) is not None
 
     def has_usable_token(self) -> bool:
-        """Return whether somebody can come in with a token."""
+        """Return whether any token is usable."""
         return any(token.usable for token in self.list_tokens())
 
     def find_token(self, secret: str) -> Grant | None:
-        """Return what a token gives, None if there is no such token."""
+        """Return what a token allows, None if there is no such token."""
         return self._find_grant(Token.digest == digest_token(secret))
 
     def find_token_by_id(self, id: str) -> Grant | None:
-        """Return what the token of an id gives, None if there is none."""
+        """Return what the token with an id allows, None if there is none."""
         return self._find_grant(Token.id == id)
 
     @database.reading
@@ -249,7 +250,7 @@ class Accounts(database.AtDatabase):
 
 
 _ANY_TOKEN: Final = select(Token.id).limit(1)
-"""Made once: every request asks it, where there is no token."""
+"""The statement is made once: without a token, every request executes it."""
 
 
 def check_name(name: str) -> None:
@@ -306,7 +307,7 @@ def _describe_user(user: User) -> UserNow:
 
 
 def read_quotas(user: User | None) -> Quotas:
-    """Return a user's quotas; a user who is not known has none."""
+    """Return a user's quotas; an unknown user has none."""
     return Quotas(**{name: getattr(user, name, None) for name in Quotas.model_fields})
 
 

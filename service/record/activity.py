@@ -1,4 +1,4 @@
-"""Who uses the cluster, and who waits for it, as the record knows it: by an index each.
+"""Which trials use the cluster, and which experiments wait for it, each read by an index.
 
 Runs in the service's process.
 """
@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session, defer
 
 from eigensweep.service.record import database
 from eigensweep.service.record.queries import count_states
-from eigensweep.service.record.tables import Attempt, Experiment, Trial
+from eigensweep.service.record.tables import AttemptRow, ExperimentRow, TrialRow
 from eigensweep.workers.shared.states import DRIVEN, ENDED, EXPERIMENT_STATES
 
 WAITING = tuple(s for s in EXPERIMENT_STATES if s not in {*DRIVEN, *ENDED, "deleting"})
@@ -22,27 +22,28 @@ WAITING = tuple(s for s in EXPERIMENT_STATES if s not in {*DRIVEN, *ENDED, "dele
 
 @dataclass(frozen=True)
 class Use:
-    """A trial that has a process, and the experiment that it is of."""
+    """A trial that has a process, with its experiment."""
 
-    trial: Trial
-    attempt: Attempt | None
+    trial: TrialRow
+    attempt: AttemptRow | None
     """None: it has no process yet."""
-    experiment: Experiment
+    experiment: ExperimentRow
 
 
 @dataclass(frozen=True)
 class Activity:
-    """What runs and what waits."""
+    """Running trials and open experiments."""
 
     uses: list[Use]
     running: int
     """How many trials have a process; `uses` may have fewer."""
-    experiments: list[tuple[Experiment, int]]
-    """Those that are driven, then the first of those that are not, each with how many trials wait.
+    experiments: list[tuple[ExperimentRow, int]]
+    """The experiments with a driver, then the first ones without, each with its number of waiting
+    trials.
 
     They come in the order of their priorities, without their specs."""
     waiting: int
-    """How many are not over and not driven; `experiments` may have fewer."""
+    """How many open experiments have no driver; `experiments` may have fewer."""
 
 
 def read_activity(url: str, uses: int, waiting: int) -> Activity:
@@ -55,32 +56,32 @@ def read_activity(url: str, uses: int, waiting: int) -> Activity:
 
 def _read_activity(uses: int, waiting: int, session: Session) -> Activity:
     training = (
-        select(Trial, Attempt, Experiment)
-        .join(Experiment, Experiment.id == Trial.experiment_id)
+        select(TrialRow, AttemptRow, ExperimentRow)
+        .join(ExperimentRow, ExperimentRow.id == TrialRow.experiment_id)
         .outerjoin(
-            Attempt,
-            (Attempt.experiment_id == Trial.experiment_id)
-            & (Attempt.number == Trial.number)
-            & (Attempt.attempt == Trial.attempt),
+            AttemptRow,
+            (AttemptRow.experiment_id == TrialRow.experiment_id)
+            & (AttemptRow.number == TrialRow.number)
+            & (AttemptRow.attempt == TrialRow.attempt),
         )
-        .where(Trial.state == "running")
+        .where(TrialRow.state == "running")
         .options(
-            defer(Trial.config, raiseload=True),
-            defer(Trial.result, raiseload=True),
-            defer(Experiment.spec, raiseload=True),
+            defer(TrialRow.config, raiseload=True),
+            defer(TrialRow.result, raiseload=True),
+            defer(ExperimentRow.spec, raiseload=True),
         )
-        .order_by(Trial.experiment_id, Trial.number)
+        .order_by(TrialRow.experiment_id, TrialRow.number)
         .limit(uses)
     )
-    running = select(func.count()).select_from(Trial).where(Trial.state == "running")
+    running = select(func.count()).select_from(TrialRow).where(TrialRow.state == "running")
     heads = (
-        select(Experiment)
-        .options(defer(Experiment.spec, raiseload=True))
-        .order_by(Experiment.priority.desc(), Experiment.created_at, Experiment.id)
+        select(ExperimentRow)
+        .options(defer(ExperimentRow.spec, raiseload=True))
+        .order_by(ExperimentRow.priority.desc(), ExperimentRow.created_at, ExperimentRow.id)
     )
-    others = Experiment.state.in_(WAITING)
+    others = ExperimentRow.state.in_(WAITING)
     rows = [
-        *session.scalars(heads.where(Experiment.state.in_(DRIVEN))),
+        *session.scalars(heads.where(ExperimentRow.state.in_(DRIVEN))),
         *session.scalars(heads.where(others).limit(waiting)),
     ]
     counts = count_states(session, [row.id for row in rows])
@@ -88,5 +89,5 @@ def _read_activity(uses: int, waiting: int, session: Session) -> Activity:
         [Use(*row) for row in session.execute(training)],
         session.scalars(running).one(),
         [(r, c.trials if (c := counts[r.id].get("waiting")) else 0) for r in rows],
-        session.scalars(select(func.count()).select_from(Experiment).where(others)).one(),
+        session.scalars(select(func.count()).select_from(ExperimentRow).where(others)).one(),
     )

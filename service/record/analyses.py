@@ -1,4 +1,4 @@
-"""The analyses that were asked for: jobs of the record, whose results are files in a home folder.
+"""The requested analyses: jobs of the record, whose results are files in the home folder.
 
 Runs in the service's process. A folder below `analyses` in the home folder is named by the digest
 of the request, since an analysis is a pure function of its request. It holds the files that the
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import JsonValue
 
@@ -25,18 +25,17 @@ from eigensweep.service.record.errors import AnalysisNotFoundError
 from eigensweep.service.record.jobs import PATIENCE, AskedJob, Jobs
 from eigensweep.service.record.tables import JobKind
 from eigensweep.workers.shared.durable_files import make_folder
-from eigensweep.workers.shared.messages import Json
 from eigensweep.workers.shared.states import OPEN_ANALYSES
 
 AnalysisState = Literal["queued", "running", "finished", "failed"]
 
 OptionsJson = dict[str, JsonValue]
-"""The options of an analysis as JSON; which there are is declared by its class."""
+"""The options of an analysis as JSON; its class declares them."""
 
 
 @dataclass(frozen=True)
 class AnalysisSpec:
-    """A whole request: the options with defaults filled in, and the subject as it was found."""
+    """A complete request: options with defaults filled in, and the subject as it was found."""
 
     name: str
     options: OptionsJson
@@ -46,15 +45,18 @@ class AnalysisSpec:
     @property
     def id(self) -> str:
         """The digest of the request, 16 hex digits. The subject's MLflow run is no part of it."""
-        content = {"result_version": ANALYSES[self.name].result_version, **self.to_dict()}
+        content: dict[str, Any] = {
+            "result_version": ANALYSES[self.name].result_version,
+            **self.to_dict(),
+        }
         for subject in (content["trial"], content["experiment"]):
             for each in (subject, *subject.get("trials", ())) if subject else ():
                 del each["run_id"]
         text = json.dumps(content, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def to_dict(self) -> Json:
-        """Return it as JSON: what its process is told."""
+    def to_dict(self) -> dict[str, object]:
+        """Return it as JSON, the input of its process."""
         subjects = {"trial": self.trial, "experiment": self.experiment}
         return {
             "name": self.name,
@@ -65,7 +67,7 @@ class AnalysisSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class AnalysisRecord(AskedJob):
-    """An analysis: what was asked for, and its state."""
+    """An analysis: the request, and its state."""
 
     kind: ClassVar[JobKind] = "analysis"
     open: ClassVar[Collection[str]] = OPEN_ANALYSES
@@ -74,8 +76,8 @@ class AnalysisRecord(AskedJob):
     options: OptionsJson
     experiment: str | None
     trial: int | None
-    subject: Json = field(default_factory=dict, repr=False)
-    """The trial or the experiment as it was found, under the name that its process is told."""
+    subject: dict[str, object] = field(default_factory=dict, repr=False)
+    """The trial or the experiment as it was found, under its key in the request."""
     state: AnalysisState
     mlflow_run: str | None = None
     mlflow_problem: str | None = None
@@ -138,7 +140,7 @@ class Analyses:
         return AnalysisRecord.of(found)
 
     def list(self, matches: Callable[[AnalysisRecord], bool]) -> Sequence[AnalysisRecord]:
-        """Return those that match, the newest first."""
+        """Return the analyses that match, the newest first."""
         return list(filter(matches, map(AnalysisRecord.of, self.jobs.list("analysis"))))
 
     def file(self, id: str, name: str) -> Path:
@@ -165,7 +167,7 @@ class Analyses:
         return path
 
     def begin(self, record: AnalysisRecord) -> None:
-        """Record that an analysis is carried out now."""
+        """Record that an analysis is running."""
         self._put(replace(record, state="running", started_at=time.time()))
 
     def finish(self, id: str, outcome: Outcome) -> AnalysisRecord:

@@ -1,6 +1,6 @@
 """Checks a request for an analysis and completes it: defaults filled in, its subject looked up.
 
-Runs in the service's process. A request that cannot be met is refused here.
+Runs in the service's process. A request that cannot be fulfilled is refused here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from eigensweep.analyses import ANALYSES
 from eigensweep.analyses.base import (
-    Analysis,
+    AnalysisMethod,
     ExperimentSubject,
     Options,
     TrialOptions,
@@ -22,7 +22,7 @@ from eigensweep.search_spaces.problems import list_problems
 from eigensweep.service.record.analyses import AnalysisSpec, OptionsJson
 from eigensweep.service.record.errors import NotAnalysableError
 from eigensweep.service.record.queries import Queries
-from eigensweep.service.record.tables import Experiment, Trial
+from eigensweep.service.record.tables import ExperimentRow, TrialRow
 from eigensweep.workers.shared.checkpoints import Store, trial_key
 from eigensweep.workers.shared.states import ENDED, OPEN_TRIALS
 
@@ -78,7 +78,7 @@ def complete_request(request: AnalysisRequest, queries: Queries, storage: str) -
     return AnalysisSpec(request.name, options.model_dump(mode="json"), trial, experiment)
 
 
-def _check_subject(request: AnalysisRequest, analysis: Analysis[Any, Any, Any]) -> None:
+def _check_subject(request: AnalysisRequest, analysis: AnalysisMethod[Any, Any, Any]) -> None:
     name = request.name
     needed = {"trial": ("experiment", "trial"), "experiment": ("experiment",), "matrices": ()}
     for part in ("experiment", "trial"):
@@ -90,7 +90,7 @@ def _check_subject(request: AnalysisRequest, analysis: Analysis[Any, Any, Any]) 
             raise SpecError(part, f"{name} looks at {what}; leave '{part}' out")
 
 
-def _check_options(request: AnalysisRequest, analysis: Analysis[Any, Any, Any]) -> Options:
+def _check_options(request: AnalysisRequest, analysis: AnalysisMethod[Any, Any, Any]) -> Options:
     try:
         return analysis.Options.model_validate(request.options)
     except ValidationError as error:
@@ -121,7 +121,7 @@ def _find_trial(id: str, number: int, queries: Queries) -> TrialSubject:
 
 
 def _check_weights(subject: TrialSubject, options: Options, store: Store) -> None:
-    """Refuse an analysis of weights that the store does not hold any more, or never did."""
+    """Refuse an analysis of weights that the store does not have."""
     key = f"{subject.place}/{subject.config['seed']}"
     if store.has_checkpoint(key):
         return
@@ -138,7 +138,7 @@ def _check_weights(subject: TrialSubject, options: Options, store: Store) -> Non
 
 
 def _find_experiment(id: str, queries: Queries) -> ExperimentSubject:
-    row: Experiment = queries.row(id)
+    row: ExperimentRow = queries.row(id)
     if row.state not in ENDED:
         raise NotAnalysableError(
             f"experiment {id} is {row.state}; an analysis looks at one that is over"
@@ -164,7 +164,7 @@ def _find_experiment(id: str, queries: Queries) -> ExperimentSubject:
     )
 
 
-def _make_subject(trial: Trial) -> TrialSubject:
+def _make_subject(trial: TrialRow) -> TrialSubject:
     """Return a trial with the place of its checkpoints, those of its source if it was reused."""
     assert trial.config is not None
     return TrialSubject(
@@ -180,7 +180,7 @@ def _make_subject(trial: Trial) -> TrialSubject:
     )
 
 
-def find_place(trial: Trial) -> str:
+def find_place(trial: TrialRow) -> str:
     """Return the folder of a trial's replicates in the store; of its source if it was reused."""
     source = trial.scores.get("reused_from")
     experiment = trial.experiment_id if source is None else source["experiment"]

@@ -1,8 +1,8 @@
-"""The audit log: who did what, when and from where, and who was refused.
+"""The audit log: who did what, when and from where, and which requests were refused.
 
-Runs in the service's process, and in a terminal of who owns the database. Entries are added, and
-the oldest are removed when there are too many. Refusals have places of their own, so that somebody
-who is refused often cannot push out what others did.
+Runs in the service's process, and in a terminal of the database's owner. Entries are added, and the
+oldest are removed when there are too many. Refusals are counted apart, so that many refusals cannot
+push out what others did.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 import time
 from datetime import datetime
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 from sqlalchemy import delete, select
@@ -20,9 +21,9 @@ from eigensweep.service.record.rows import Rows
 from eigensweep.service.record.tables import AuditEntry
 
 PRUNED_EVERY: Final = 100
-"""Entries between two removals of the oldest ones."""
+"""Entries that are added between two removals of the oldest ones."""
 LONGEST: Final = 500
-"""Characters of a text that comes from a request."""
+"""The most characters of a text from a request."""
 
 
 class AuditNow(BaseModel):
@@ -62,24 +63,25 @@ class Audit:
         within: Rows | None = None,
     ) -> None:
         """Add an entry: in the transaction `within`, else in one of its own."""
-        entry = {
-            "at": time.time(),
-            "user_name": user,
-            "token": token,
-            "address": None if address is None else address[:64],
-            "action": _plain(action),
-            "refused": refused,
-            "detail": _plain(detail),
-        }
+        make = partial(
+            AuditEntry,
+            at=time.time(),
+            user_name=user,
+            token=token,
+            address=None if address is None else address[:64],
+            action=_plain(action),
+            refused=refused,
+            detail=_plain(detail),
+        )
         if within is None:
-            database.write_rows(self.url, lambda rows: self._add(rows, entry))
+            database.write_rows(self.url, lambda rows: self._add(rows, make()))
         else:
-            self._add(within, entry)
+            self._add(within, make())
 
-    def _add(self, rows: Rows, entry: dict[str, Any]) -> None:
+    def _add(self, rows: Rows, entry: AuditEntry) -> None:
         if next(self._added) % PRUNED_EVERY == 0:
-            _make_room(rows, entry["refused"], self._most)
-        rows.add(AuditEntry(**entry))
+            _make_room(rows, entry.refused, self._most)
+        rows.add(entry)
 
     def list(
         self,

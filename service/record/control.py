@@ -1,7 +1,7 @@
-"""What people do to experiments that are there: pause, resume, cancel, prioritize.
+"""Pauses, resumes, cancels and prioritizes experiments on request.
 
-Each is one transaction with its events. What the state of an experiment does not allow is refused.
-Runs in the service's process.
+Each action is one transaction with its events. An action that the state of the experiment does not
+allow is refused. Runs in the service's process.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from eigensweep.service.record.journal import (
 )
 from eigensweep.service.record.queries import Queries
 from eigensweep.service.record.rows import RowSession
-from eigensweep.service.record.tables import Experiment
+from eigensweep.service.record.tables import ExperimentRow
 from eigensweep.workers.shared.states import ACTIONS, DONE, DRIVEN, Action
 
 
 class Control(Queries):
-    """The part of the record through which people control what runs.
+    """The part of the record that controls experiments.
 
     Every method raises ExperimentNotFoundError if there is none of this id, and WrongStateError if
     its state does not allow the action.
@@ -37,9 +37,9 @@ class Control(Queries):
 
     @database.transaction
     def cancel(self, session: Session, id: str) -> None:
-        """Cancel an experiment without a driver at once; ask the driver of another one to stop.
+        """Cancel an experiment at once if it has no driver, else ask its driver to stop.
 
-        Once more changes nothing.
+        A second call changes nothing.
         """
         experiment = lock(session, id)
         if was_done(experiment, "cancel"):
@@ -55,7 +55,7 @@ class Control(Queries):
     def pause(self, session: Session, id: str) -> None:
         """Pause a queued experiment at once; ask the driver of another one to pause its trials.
 
-        They commit what they have, and give their places back. Once more changes nothing.
+        The trials commit, and release their slots. A second call changes nothing.
         """
         experiment = lock(session, id)
         if not was_done(experiment, "pause"):
@@ -79,33 +79,33 @@ class Control(Queries):
             emit(session, experiment, "experiment.prioritized", priority=priority)
 
 
-def lock(session: Session, id: str) -> Experiment:
-    """Return an experiment, which nobody else changes until the end of the transaction.
+def lock(session: Session, id: str) -> ExperimentRow:
+    """Return an experiment, locked until the end of the transaction.
 
     Raises:
         ExperimentNotFoundError: if there is none of this id.
     """
     experiment = session.scalars(
-        select(Experiment).where(Experiment.id == id).with_for_update()
+        select(ExperimentRow).where(ExperimentRow.id == id).with_for_update()
     ).first()
     if experiment is None:
         raise ExperimentNotFoundError(id)
     return experiment
 
 
-def lock_row(rows: RowSession, id: str) -> Experiment:
+def lock_row(rows: RowSession, id: str) -> ExperimentRow:
     """Return the same, of rows that are written without the ORM.
 
     Raises:
         ExperimentNotFoundError: if there is none of this id.
     """
-    experiment = rows.get(Experiment, id, lock=True)
+    experiment = rows.get(ExperimentRow, id, lock=True)
     if experiment is None:
         raise ExperimentNotFoundError(id)
     return experiment
 
 
-def was_done(experiment: Experiment, action: Action) -> bool:
+def was_done(experiment: ExperimentRow, action: Action) -> bool:
     """Return whether an action was done before.
 
     Raises:

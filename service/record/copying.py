@@ -1,8 +1,8 @@
 """The rows of a record, from one database into another: for backups, and to move a record.
 
-They go as the columns' types know them, so a record of PostgreSQL fits into SQLite, and back. Both
-databases have the schema of this version. Nothing but SQLAlchemy is needed for that: PostgreSQL's
-own programs refuse a server that is newer than they are.
+Values are converted by the columns' types, so a record of PostgreSQL fits into SQLite, and back.
+Both databases have the schema of this version. SQLAlchemy alone does this: PostgreSQL's own
+programs refuse a server that is newer than they are.
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ from eigensweep.service.record import database
 from eigensweep.service.record.tables import Base, Leader, TrialCount
 
 LEFT_OUT: Final = {TrialCount.__tablename__, Leader.__tablename__}
-"""Triggers count trials anew, and who leads is no service of the other side."""
+"""Tables that are not copied: triggers count the trials anew, and another service leads the
+copy."""
 ROWS_AT_ONCE: Final = 5_000
 LOCK_MS: Final = 500
-"""Milliseconds for which one asks for the lock of a table. It is less than PostgreSQL's
-`deadlock_timeout` (one second), so that in a deadlock nobody else's write is given up."""
+"""Milliseconds of waiting for the lock of a table. It is less than PostgreSQL's `deadlock_timeout`
+(one second), so that a deadlock aborts nobody else's write."""
 LOCK_NOT_AVAILABLE: Final = "55P03"
 """PostgreSQL's SQLSTATE."""
 
 
 @contextmanager
 def see_one_moment(url: str) -> Iterator[Connection]:
-    """Lend a connection to PostgreSQL that sees one moment: that of its first statement."""
+    """Lend a connection to PostgreSQL with a snapshot of the moment of its first statement."""
     with database.engine(url).connect() as connection:
         yield connection.execution_options(isolation_level="REPEATABLE READ")
 
 
 @contextmanager
 def nobody_writes(url: str, patience: float) -> Iterator[None]:
-    """Have who would change an experiment or a trial in PostgreSQL wait; who reads does not.
+    """Block writers of experiments and trials in PostgreSQL; readers go on.
 
     Raises:
         DBAPIError: if others write for more than `patience` seconds without a pause.
@@ -82,7 +83,7 @@ def copy_rows(source: Connection, target: Connection) -> None:
 
 
 def find_table_with_rows(connection: Connection) -> str | None:
-    """Return the name of a table that holds something; None: the record is empty."""
+    """Return the name of a table with rows; None: the record is empty."""
     for table in _list_tables():
         if connection.execute(select(table).limit(1)).first() is not None:
             return table.name
@@ -90,5 +91,5 @@ def find_table_with_rows(connection: Connection) -> str | None:
 
 
 def _list_tables() -> list[Table]:
-    """Return the tables that are copied, each behind those that it refers to."""
+    """Return the tables to copy, each after the tables that it refers to."""
     return [table for table in Base.metadata.sorted_tables if table.name not in LEFT_OUT]

@@ -1,4 +1,4 @@
-"""What may be wrong with a request to the record; the API answers each kind with one status."""
+"""Errors of requests to the record; the API answers each kind with one status."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from eigensweep.workers.shared.states import name_actions
 
 
 class NotFoundError(LookupError):
-    """Nothing has the id, number or name that was given."""
+    """There is nothing with this id, number or name."""
 
 
 class ConflictError(RuntimeError):
-    """It exists, but its state does not allow what was asked for."""
+    """Its state does not allow the request."""
 
 
 class ExperimentNotFoundError(NotFoundError):
@@ -40,11 +40,11 @@ class AlreadyThereError(ConflictError):
 
 
 class NotAllowedError(PermissionError):
-    """Who asks is known, and may not do this; the message says what it would need."""
+    """The caller is known and may not do this; the message says what that needs."""
 
 
 class ScopeError(NotAllowedError):
-    """The scope of the token is not enough."""
+    """The token's scope is too small."""
 
 
 class NotOwnerError(NotAllowedError):
@@ -75,7 +75,7 @@ class WrongMoveError(ConflictError):
 
 
 class WrongStateError(ConflictError):
-    """The state of the experiment does not allow what was asked for."""
+    """The state of the experiment does not allow the request."""
 
     def __init__(self, id: str, state: str, action: str) -> None:
         super().__init__(
@@ -85,7 +85,7 @@ class WrongStateError(ConflictError):
 
 
 class NothingToDoError(ConflictError):
-    """The experiment has nothing of what was asked for, or may not go on."""
+    """The experiment has nothing that the action could apply to, or may not go on."""
 
 
 class AlreadyEndedError(ConflictError):

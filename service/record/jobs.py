@@ -1,4 +1,4 @@
-"""The jobs of the service: what it does beside experiments, in one table.
+"""The jobs of the service, in one table: its work beside experiments.
 
 Whoever needs a job writes it, at best in the transaction of the change that needs it. The service
 that leads works on what is due. A job may be done twice: where a service dies half-way, the next
@@ -19,22 +19,22 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from eigensweep.service.record import database
-from eigensweep.service.record.tables import Job, JobKind
+from eigensweep.service.record.tables import JobKind, JobRow
 
 COLUMNS: Final = ("owner", "state", "created_at", "started_at", "finished_at", "error")
 PATIENCE: Final = 600.0
-"""Seconds for which the end of a job is tried to be written while the database is away."""
+"""Seconds of tries to write the end of a job while the database is away."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AskedJob:
-    """A job that people ask for, with what its kind has beside. Times are seconds since 1970."""
+    """A requested job, with the fields of its kind. Times are seconds since 1970."""
 
     kind: ClassVar[JobKind]
     open: ClassVar[Collection[str]]
-    """The states in which it is due."""
+    """The states in which a job is due."""
     outcomes: ClassVar[Collection[str]]
-    """The names of what comes of it."""
+    """The names of its outcomes."""
     id: str
     owner: str | None = None
     created_at: float
@@ -43,19 +43,19 @@ class AskedJob:
     error: str | None = None
 
     @classmethod
-    def of(cls, job: Job) -> Self:
-        """Return what a job says."""
+    def of(cls, job: JobRow) -> Self:
+        """Return the record of a job's row."""
         columns = {name: getattr(job, name) for name in COLUMNS}
         return cls(id=job.key, **columns, **job.request, **(job.outcome or {}))
 
-    def to_job(self) -> Job:
-        """Return it as a job."""
+    def to_job(self) -> JobRow:
+        """Return it as a row of the table of jobs."""
         content = asdict(self)
         columns = {name: content.pop(name) for name in COLUMNS}
         outcome = {name: content.pop(name) for name in self.outcomes}
         due_at = self.created_at if columns["state"] in self.open else None
         key = content.pop("id")
-        return Job(
+        return JobRow(
             kind=self.kind, key=key, due_at=due_at, request=content, outcome=outcome, **columns
         )
 
@@ -73,72 +73,72 @@ class Jobs(database.AtDatabase):
         self._woken = {kind: threading.Event() for kind in get_args(JobKind)}
 
     def wake(self, kind: JobKind) -> None:
-        """Have jobs of a kind looked at, at once, if this service works on them."""
+        """Have this service look at the jobs of a kind at once, if it works on them."""
         self._woken[kind].set()
 
     def wait(self, kind: JobKind, seconds: float) -> None:
-        """Return when jobs of a kind are to be looked at, after so many seconds at the latest."""
+        """Wait until the jobs of a kind should be looked at, or for so many seconds."""
         self._woken[kind].wait(seconds)
         self._woken[kind].clear()
 
-    def find(self, kind: JobKind, key: str) -> Job | None:
+    def find(self, kind: JobKind, key: str) -> JobRow | None:
         """Return one job."""
-        return database.read(self.url, lambda session: session.get(Job, (kind, key)))
+        return database.read(self.url, lambda session: session.get(JobRow, (kind, key)))
 
-    def list(self, kind: JobKind, states: Sequence[str] = ()) -> Sequence[Job]:
+    def list(self, kind: JobKind, states: Sequence[str] = ()) -> Sequence[JobRow]:
         """Return the jobs of a kind in one of the states (default: all), the newest first."""
-        query = select(Job).where(Job.kind == kind)
+        query = select(JobRow).where(JobRow.kind == kind)
         if states:
-            query = query.where(Job.state.in_(states))
-        query = query.order_by(Job.created_at.desc(), Job.key.desc())
+            query = query.where(JobRow.state.in_(states))
+        query = query.order_by(JobRow.created_at.desc(), JobRow.key.desc())
         return database.read(self.url, lambda session: list(session.scalars(query)))
 
-    def list_due(self, kind: JobKind, now: float) -> Sequence[Job]:
+    def list_due(self, kind: JobKind, now: float) -> Sequence[JobRow]:
         """Return the jobs of a kind that are due, the longest due first."""
-        query = select(Job).where(Job.kind == kind, Job.due_at <= now)
-        query = query.order_by(Job.due_at, Job.key)
+        query = select(JobRow).where(JobRow.kind == kind, JobRow.due_at <= now)
+        query = query.order_by(JobRow.due_at, JobRow.key)
         return database.read(self.url, lambda session: list(session.scalars(query)))
 
     def has_open(self, kind: JobKind) -> bool:
-        """Return whether any job of a kind is left to be done, now or later."""
-        query = select(Job.key).where(Job.kind == kind, Job.due_at.is_not(None)).limit(1)
+        """Return whether any job of a kind is open, due now or later."""
+        query = select(JobRow.key).where(JobRow.kind == kind, JobRow.due_at.is_not(None)).limit(1)
         return database.read(self.url, lambda session: session.scalar(query)) is not None
 
     @database.transaction
     def requeue(self, session: Session, kind: JobKind) -> None:
         """Queue again what a service that is gone has begun."""
         self._fence(session)
-        begun = update(Job).where(Job.kind == kind, Job.state == "running")
+        begun = update(JobRow).where(JobRow.kind == kind, JobRow.state == "running")
         session.execute(begun.values(state="queued", started_at=None))
 
-    def put(self, job: Job, unless: str | None = None, patience: float = 0.0) -> Job:
-        """Write a job, in the place of the one with its key; return what is there now.
+    def put(self, job: JobRow, unless: str | None = None, patience: float = 0.0) -> JobRow:
+        """Write a job, replacing the one with its key; return the stored one.
 
-        One that is in the state `unless` is left as it is.
+        A job in the state `unless` stays as it is.
         """
         written = database.write(self.url, partial(self._put, job, unless), patience)
         self.wake(job.kind)
         return written
 
-    def _put(self, job: Job, unless: str | None, session: Session) -> Job:
+    def _put(self, job: JobRow, unless: str | None, session: Session) -> JobRow:
         self._fence(session)
-        now = session.get(Job, (job.kind, job.key), with_for_update=True)
+        now = session.get(JobRow, (job.kind, job.key), with_for_update=True)
         return now if now is not None and now.state == unless else session.merge(job)
 
     @database.transaction
-    def put_off(self, session: Session, job: Job, error: str, due_at: float | None) -> None:
+    def put_off(self, session: Session, job: JobRow, error: str, due_at: float | None) -> None:
         """Record that a try was in vain; `due_at`: when to try again, None to give it up."""
         self._fence(session)
-        if (now := session.get(Job, (job.kind, job.key))) is not None:
+        if (now := session.get(JobRow, (job.kind, job.key))) is not None:
             now.due_at, now.error, now.tries = due_at, error, now.tries + 1
             now.state = now.state if due_at is not None else "failed"
 
-    def finish(self, job: Job) -> None:
+    def finish(self, job: JobRow) -> None:
         """Record that a job is done."""
         database.write(self.url, partial(self._finish, job), PATIENCE)
 
-    def _finish(self, job: Job, session: Session) -> None:
+    def _finish(self, job: JobRow, session: Session) -> None:
         self._fence(session)
-        if (now := session.get(Job, (job.kind, job.key))) is not None:  # it may be gone
+        if (now := session.get(JobRow, (job.kind, job.key))) is not None:  # it may be gone
             now.state, now.due_at, now.error = "finished", None, None
             now.tries, now.finished_at = now.tries + 1, time.time()

@@ -18,20 +18,22 @@ from eigensweep.results.ranking import RANKED, UNRANKED, cost
 from eigensweep.service.record.errors import WrongMoveError
 from eigensweep.service.record.rows import Rows, RowSession
 from eigensweep.service.record.tables import (
-    Attempt,
+    AttemptRow,
     EarlierJson,
-    Event,
     EventDetails,
-    Experiment,
-    Job,
+    EventRow,
+    ExperimentRow,
+    JobRow,
     KindDetails,
-    Trial,
+    NoticeJson,
+    ResultJson,
+    TrialRow,
     Webhook,
 )
 from eigensweep.service.record.usage import count_use
 from eigensweep.service.record.walks import choose, is_in, walk
 from eigensweep.workers.shared.ledger import error_of_undone
-from eigensweep.workers.shared.messages import ConfigJson, Json, Notice
+from eigensweep.workers.shared.messages import ConfigJson, Notice
 from eigensweep.workers.shared.states import (
     ENDED,
     EXPERIMENT_MOVES,
@@ -67,10 +69,10 @@ def remove_nul(text: str | None) -> str | None:
     return None if text is None else text.replace("\0", "")
 
 
-def emit(session: Rows, experiment: Experiment, kind: str, **data: Unpack[EventDetails]) -> None:
+def emit(session: Rows, experiment: ExperimentRow, kind: str, **data: Unpack[EventDetails]) -> None:
     """Add an event to the transaction that makes the change it reports."""
     session.add(
-        Event(
+        EventRow(
             experiment_id=experiment.id,
             kind=kind,
             data={"experiment": experiment.id, **replace_non_finite(data)},
@@ -81,8 +83,8 @@ def emit(session: Rows, experiment: Experiment, kind: str, **data: Unpack[EventD
 
 def emit_trial(
     session: Rows,
-    experiment: Experiment,
-    trial: Trial,
+    experiment: ExperimentRow,
+    trial: TrialRow,
     kind: str,
     **data: Unpack[KindDetails],
 ) -> None:
@@ -100,11 +102,11 @@ def emit_trial(
 
 def move_experiment(
     session: Rows,
-    experiment: Experiment,
+    experiment: ExperimentRow,
     following: ExperimentState,
     **data: Unpack[EventDetails],
 ) -> None:
-    """Bring an experiment into another state, with the event of this move.
+    """Move an experiment to another state, and write the event of this move.
 
     Raises:
         WrongMoveError: if this state may not follow.
@@ -121,17 +123,17 @@ def move_experiment(
     emit(session, experiment, f"experiment.{kind}", **data)
 
 
-def record_notices(session: Rows, experiment: Experiment, notices: Sequence[Notice]) -> None:
+def record_notices(session: Rows, experiment: ExperimentRow, notices: Sequence[Notice]) -> None:
     """Replace the notices of an experiment, with an event if they are others than before."""
-    told = [notice.to_dict() for notice in notices] or None
+    told = [cast(NoticeJson, notice.to_dict()) for notice in notices] or None
     if told != experiment.notices:
         experiment.notices = told
         reason = "; ".join(notice.words for notice in notices) or None
         emit(session, experiment, "experiment.notice", reason=remove_nul(reason))
 
 
-def move_trial(trial: Trial, following: TrialState) -> str:
-    """Bring a trial into another state; return the kind of this move's event.
+def move_trial(trial: TrialRow, following: TrialState) -> str:
+    """Move a trial to another state; return the kind of this move's event.
 
     Raises:
         WrongMoveError: if this state may not follow.
@@ -146,15 +148,15 @@ def move_trial(trial: Trial, following: TrialState) -> str:
 
 def finish_trial(
     session: Rows,
-    experiment: Experiment,
-    trial: Trial,
+    experiment: ExperimentRow,
+    trial: TrialRow,
     outcome: Outcome,
-    result: Json | None = None,
+    result: ResultJson | None = None,
     error: str | None = None,
 ) -> None:
     """Give an open trial its outcome, its result and its place in the ranking.
 
-    One that was opened again and now failed or was cancelled is again what it was before.
+    A reopened trial that failed or was cancelled gets its earlier end back.
     """
     close_attempt(session, trial, None)
     before = trial.earlier
@@ -179,11 +181,11 @@ def finish_trial(
 
 
 def reopen_trial(
-    session: Rows, experiment: Experiment, trial: Trial, config: ConfigJson, reason: str
+    session: Rows, experiment: ExperimentRow, trial: TrialRow, config: ConfigJson, reason: str
 ) -> None:
-    """Take a trial that has ended back to `waiting`, to be trained as `config` says.
+    """Move an ended trial back to `waiting`, to be trained as `config` says.
 
-    Its result, value and place in the ranking stay until it ends anew.
+    Its result, value and rank stay until it ends again.
     """
     trial.earlier = EarlierJson(
         state=cast(Outcome, trial.state),
@@ -200,13 +202,13 @@ def reopen_trial(
 
 def _bring_back(
     session: Rows,
-    experiment: Experiment,
-    trial: Trial,
+    experiment: ExperimentRow,
+    trial: TrialRow,
     before: EarlierJson,
     outcome: Outcome,
     error: str | None,
 ) -> None:
-    """Make an open trial again what it was before it was opened again."""
+    """Give an open trial the end back that it had before it was reopened."""
     kept = error_of_undone(before["error"], before["reason"], outcome, error)
     move_trial(trial, before["state"])
     trial.error, trial.ended_at = remove_nul(kept), before["ended_at"]
@@ -215,19 +217,19 @@ def _bring_back(
     emit_trial(session, experiment, trial, "kept", value=trial.value, reason=remove_nul(why))
 
 
-def _configure(trial: Trial, config: ConfigJson) -> None:
+def _configure(trial: TrialRow, config: ConfigJson) -> None:
     """Give a trial another number of seeds, or another budget."""
     trial.config = replace_non_finite(config)
     trial.replicates, trial.steps = config.get("replicates", 1), budget_of(config)
 
 
 def budget_of(config: ConfigJson) -> int:
-    """Return the optimizer steps of a configuration, 0 where it does not say."""
+    """Return the optimizer steps of a configuration, 0 if it has none."""
     return int(config.get("training", {}).get("steps") or 0)
 
 
-def spent_seconds(experiment: Experiment, now: float) -> float:
-    """Return how long an experiment has been at work, without the time it was paused or over."""
+def spent_seconds(experiment: ExperimentRow, now: float) -> float:
+    """Return the seconds that an experiment was at work, without pauses and ends."""
     if experiment.started_at is None:
         return 0.0
     spent = (experiment.left_at or now) - experiment.started_at - experiment.idle_seconds
@@ -238,18 +240,18 @@ def _last_line(error: str | None) -> str | None:
     return None if error is None else error.strip().rsplit("\n", 1)[-1]
 
 
-def interrupt_trial(session: Rows, experiment: Experiment, trial: Trial, reason: str) -> None:
-    """Take a running trial back to `waiting`: its attempt is over."""
+def interrupt_trial(session: Rows, experiment: ExperimentRow, trial: TrialRow, reason: str) -> None:
+    """Move a running trial back to `waiting`: its attempt is over."""
     kind = move_trial(trial, "waiting")
     close_attempt(session, trial, reason)
     emit_trial(session, experiment, trial, kind, reason=remove_nul(reason))
 
 
-def close_attempt(session: Rows, trial: Trial, reason: str | None) -> None:
+def close_attempt(session: Rows, trial: TrialRow, reason: str | None) -> None:
     """Record that the trial's newest attempt is over; `reason`: why it ended early, if it did."""
     if not trial.attempt:
         return
-    attempt = session.get(Attempt, (trial.experiment_id, trial.number, trial.attempt))
+    attempt = session.get(AttemptRow, (trial.experiment_id, trial.number, trial.attempt))
     if attempt is not None and attempt.ended_at is None:
         count_use(session, trial, attempt)
         attempt.ended_at = time.time()
@@ -257,9 +259,9 @@ def close_attempt(session: Rows, trial: Trial, reason: str | None) -> None:
 
 
 def end_experiment(
-    session: Session, experiment: Experiment, state: ExperimentEnd, error: str | None
+    session: Session, experiment: ExperimentRow, state: ExperimentEnd, error: str | None
 ) -> bool:
-    """End an experiment, cancel what is open in it; return False if it was over already."""
+    """End an experiment and cancel its open trials; return False if it was over already."""
     if experiment.state in ENDED:
         return False
     session.flush()
@@ -272,25 +274,25 @@ def end_experiment(
     return True
 
 
-def reopen_experiment(session: Rows, experiment: Experiment, reason: str) -> None:
-    """Queue an experiment that is over again; writes of its drivers are refused from now on.
+def reopen_experiment(session: Rows, experiment: ExperimentRow, reason: str) -> None:
+    """Queue a finished experiment again; from now on writes of its drivers are refused.
 
-    What samplers noted is forgotten, as space and budget may be others now.
+    The notes of samplers are deleted, as space and budget may have changed.
     """
     move_experiment(session, experiment, "queued", reason=reason)
     experiment.generation += 1
     experiment.edition += 1
     experiment.deaths, experiment.archived_at = 0, None
     experiment.error, experiment.finished_at, experiment.tracked = None, None, False
-    noted = Trial.experiment_id == experiment.id, Trial.sampler_state.is_not(None)
-    session.execute(update(Trial).where(*noted).values(sampler_state=None))
+    noted = TrialRow.experiment_id == experiment.id, TrialRow.sampler_state.is_not(None)
+    session.execute(update(TrialRow).where(*noted).values(sampler_state=None))
 
 
-def _tell_webhooks(session: Session, experiment: Experiment, kind: str) -> None:
+def _tell_webhooks(session: Session, experiment: ExperimentRow, kind: str) -> None:
     """Write a message to each webhook of an experiment; the service's process sends it."""
     now = time.time()
     for url in session.scalars(select(Webhook.url).where(Webhook.experiment_id == experiment.id)):
-        message = Job(kind="webhook", key=uuid4().hex, created_at=now, due_at=now)
+        message = JobRow(kind="webhook", key=uuid4().hex, created_at=now, due_at=now)
         message.request = {"url": url, "type": kind}
         message.experiment_id, message.owner = experiment.id, experiment.owner
         session.add(message)

@@ -1,9 +1,9 @@
-"""Which service leads: of those that share a database one works off its queue, the others wait.
+"""Which service leads: of several with one database, one works on the queue, the others wait.
 
-The lead is a lock that goes with its holder, in whatever way that ends: in PostgreSQL an advisory
-lock of a connection that is kept open, with SQLite the kernel's lock of a file beside the database.
-A row says who leads, and in which term. Each new leader raises the term; so whoever finds another
-one there leads no more, whatever it believes. Runs in the service's process.
+The lead is a lock that ends with its holder, however the holder ends: in PostgreSQL an advisory
+lock of an open connection, with SQLite the kernel's lock of a file beside the database. A row has
+the leader and its term. Each new leader raises the term, so a service that finds another term there
+no longer leads, whatever it believes. Runs in the service's process.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ logger = logging.getLogger(__name__)
 THE_ROW: Final = 1
 """The table has one row."""
 LOOK_SECONDS: Final = 1.0
-"""Seconds between two looks at the lock, by who has it and by who waits for it."""
+"""Seconds between two looks at the lock, by its holder and by the waiting services."""
 HEARTBEAT_SECONDS: Final = 5.0
 SILENT_SECONDS: Final = 60.0
-"""A leader that has not been heard of for so long counts as silent; it may hang."""
+"""Seconds without a heartbeat after which a leader counts as silent; it may hang."""
 
 TIMES: Final = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
-"""By these both ends of the connection find out in some ten seconds that the other one's machine is
-gone. Seconds, seconds, and looks in vain."""
+"""TCP keepalive: with these, each end of the connection notices within some ten seconds that the
+other machine is gone. Idle seconds, seconds between probes, and lost probes."""
 SET: Final = text("SELECT set_config(:name, :value, false)")
 TRY_LOCK: Final = text(
     # The schema is part of the name: two records may lie in two schemas of a database.
@@ -61,7 +61,7 @@ class Lock(Protocol):
 
 
 class AdvisoryLock:
-    """A lock of PostgreSQL, on a connection of its own that is kept open."""
+    """A lock of PostgreSQL, on an open connection of its own."""
 
     def __init__(self, url: str) -> None:
         self._engine = create_engine(
@@ -121,7 +121,7 @@ class FileOfLock:
 
 @dataclass(frozen=True)
 class Lead:
-    """Who leads, as one service knows it."""
+    """The leader, as one service knows it."""
 
     here: bool
     """Whether it is this service."""
@@ -129,11 +129,11 @@ class Lead:
     since: float
     """Time, in seconds since 1970."""
     heartbeat_seconds: float
-    """Seconds since it was last heard of."""
+    """Seconds since its last heartbeat."""
 
     @property
     def is_silent(self) -> bool:
-        """Whether it has not been heard of for long."""
+        """Whether its last heartbeat is long ago."""
         return self.heartbeat_seconds > SILENT_SECONDS
 
     @property
@@ -150,8 +150,9 @@ class Lead:
 class Leadership(database.AtDatabase):
     """Has the lead of a database, or waits for it.
 
-    `hold` until it is true, then `begin`; from then on a thread keeps the lead. It is over when
-    `term` is None. A database that is away ends no lead: only the next leader's term does.
+    Call `hold` until it is true, then `begin`; from then on a thread keeps the lead. The lead is
+    over when `term` is None. An outage of the database does not end a lead: only the next leader's
+    term does.
     """
 
     def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -159,7 +160,7 @@ class Leadership(database.AtDatabase):
         self.term: int | None = None
         """The term in which this service leads; None: it does not."""
         self.problem: str | None = None
-        """Why it is not sure that it still leads; None: it is, or it waits."""
+        """Why it may have lost the lead; None: it has not, or it waits."""
         self._clock = clock
         is_sqlite = make_url(url).get_backend_name() == "sqlite"
         self._lock: Lock = FileOfLock(url) if is_sqlite else AdvisoryLock(url)
@@ -259,7 +260,7 @@ class Leadership(database.AtDatabase):
         return self.words
 
     def require(self, session: Session) -> None:
-        """Refuse what only the leader does; what it then does is over before the next one begins.
+        """Guard a block that only the leader may run; it ends before the next leader begins.
 
         Raises:
             NotLeadingError: if this service does not lead.

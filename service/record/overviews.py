@@ -1,4 +1,4 @@
-"""What there is to see of many trials at once: arm by arm, and as points of a space.
+"""Summaries of many trials: by arm, and as points of the space.
 
 Runs in the service's process. Every answer is small, whatever the number of trials.
 """
@@ -22,8 +22,8 @@ from eigensweep.service.record.queries import (
     get_experiment,
     require_experiment,
 )
-from eigensweep.service.record.tables import Experiment, Report, Trial
-from eigensweep.workers.shared.messages import Json, Params, Result
+from eigensweep.service.record.tables import ExperimentRow, ReportRow, ResultJson, TrialRow
+from eigensweep.workers.shared.messages import Params, Result
 from eigensweep.workers.shared.states import OUTCOMES
 
 BY_VALUE = TRIAL_SORTS["value"]
@@ -37,27 +37,27 @@ class ArmRecord:
     name: str
     states: dict[str, int] = field(default_factory=dict)
     """How many trials are in each state."""
-    best: Trial | None = None
+    best: TrialRow | None = None
     """The first in the ranking; None while none is ranked."""
 
 
 @dataclass(frozen=True)
 class RacerRecord:
-    """A trial with a result, as a race sees it."""
+    """A trial with a result, for a race."""
 
     number: int
     arm: str
     params: Params
     state: str
-    """How it ended; of one that was opened again, how it had ended before."""
+    """How it ended; for a reopened trial, how it had ended before."""
     replicates: int
-    """Seeds that it has, or that it was opened again for."""
+    """Seeds that it has, or was reopened for."""
     result: Result
     error: str | None
 
 
 @database.reading
-def list_arms(queries: Queries, session: Session, id: str) -> tuple[Experiment, list[ArmRecord]]:
+def list_arms(queries: Queries, session: Session, id: str) -> tuple[ExperimentRow, list[ArmRecord]]:
     """Return an experiment and its arms, in the order of their first trials.
 
     Raises:
@@ -65,9 +65,9 @@ def list_arms(queries: Queries, session: Session, id: str) -> tuple[Experiment, 
     """
     experiment = get_experiment(session, id)
     counted = (
-        select(Trial.arm, Trial.state, func.count(), func.min(Trial.number))
-        .where(Trial.experiment_id == id)
-        .group_by(Trial.arm, Trial.state)
+        select(TrialRow.arm, TrialRow.state, func.count(), func.min(TrialRow.number))
+        .where(TrialRow.experiment_id == id)
+        .group_by(TrialRow.arm, TrialRow.state)
     )
     arms: dict[str, ArmRecord] = {}
     for arm, state, trials, _ in sorted(session.execute(counted), key=lambda row: row[3]):
@@ -78,14 +78,14 @@ def list_arms(queries: Queries, session: Session, id: str) -> tuple[Experiment, 
 
 
 @database.reading
-def list_leaders(queries: Queries, session: Session, id: str, each: int) -> list[Trial]:
+def list_leaders(queries: Queries, session: Session, id: str, each: int) -> list[TrialRow]:
     """Return the best trials of every arm, and of those that train the first ones of every arm.
 
-    There are up to `each` of both.
+    Up to `each` of both.
     """
-    training = select(Trial).where(Trial.experiment_id == id, Trial.state == "running")
-    seen: dict[str, list[Trial]] = {}
-    for trial in session.scalars(training.order_by(Trial.number).limit(50 * each)):
+    training = select(TrialRow).where(TrialRow.experiment_id == id, TrialRow.state == "running")
+    seen: dict[str, list[TrialRow]] = {}
+    for trial in session.scalars(training.order_by(TrialRow.number).limit(50 * each)):
         seen.setdefault(trial.arm, []).append(trial)
     return [
         *_find_leaders(session, id, each),
@@ -96,14 +96,14 @@ def list_leaders(queries: Queries, session: Session, id: str, each: int) -> list
 @database.reading
 def list_reports(
     queries: Queries, session: Session, id: str, numbers: Sequence[int]
-) -> dict[int, list[Report]]:
+) -> dict[int, list[ReportRow]]:
     """Return the rung reports of some trials, in order of their steps."""
     query = (
-        select(Report)
-        .where(Report.experiment_id == id, Report.number.in_(numbers))
-        .order_by(Report.number, Report.step)
+        select(ReportRow)
+        .where(ReportRow.experiment_id == id, ReportRow.number.in_(numbers))
+        .order_by(ReportRow.number, ReportRow.step)
     )
-    found: dict[int, list[Report]] = {number: [] for number in numbers}
+    found: dict[int, list[ReportRow]] = {number: [] for number in numbers}
     for report in session.scalars(query):
         found[report.number].append(report)
     return found
@@ -121,20 +121,20 @@ def list_points(
     lineage are left out: their value is not that of one point.
     """
     ended = (
-        Trial.experiment_id == id,
-        Trial.state.in_(OUTCOMES),
-        Trial.value.is_not(None),
-        Trial.lineage.is_(None),
+        TrialRow.experiment_id == id,
+        TrialRow.state.in_(OUTCOMES),
+        TrialRow.value.is_not(None),
+        TrialRow.lineage.is_(None),
     )
     require_experiment(session, id)
     count = session.scalars(select(func.count()).where(*ended)).one()
-    chosen = select(Trial.number, Trial.arm, Trial.state, Trial.value, Trial.params)
-    chosen = chosen.where(*ended).order_by(Trial.number)
+    chosen = select(TrialRow.number, TrialRow.arm, TrialRow.state, TrialRow.value, TrialRow.params)
+    chosen = chosen.where(*ended).order_by(TrialRow.number)
     if count > most:
-        best = select(Trial.number).where(Trial.experiment_id == id, Trial.rank < UNRANKED)
+        best = select(TrialRow.number).where(TrialRow.experiment_id == id, TrialRow.rank < UNRANKED)
         best = best.order_by(*BY_VALUE).limit(most // 2)
         stride = -(-2 * count // most)
-        chosen = chosen.where(or_(Trial.number % stride == 0, Trial.number.in_(best)))
+        chosen = chosen.where(or_(TrialRow.number % stride == 0, TrialRow.number.in_(best)))
     return count, session.execute(chosen).all()
 
 
@@ -142,10 +142,10 @@ def list_points(
 def list_racers(queries: Queries, session: Session, id: str) -> list[RacerRecord]:
     """Return the trials that a race is about: those with values, also while they train more seeds.
 
-    Those that diverged are among them, as they took time.
+    Diverged trials are among them, as they took time.
     """
-    known = or_(Trial.rank < UNRANKED, Trial.state == "diverged")
-    chosen = select(Trial).where(Trial.experiment_id == id, known)
+    known = or_(TrialRow.rank < UNRANKED, TrialRow.state == "diverged")
+    chosen = select(TrialRow).where(TrialRow.experiment_id == id, known)
     return [
         RacerRecord(
             number=trial.number,
@@ -156,7 +156,7 @@ def list_racers(queries: Queries, session: Session, id: str) -> list[RacerRecord
             result=Result.from_dict(trial.result or {}),
             error=trial.error,
         )
-        for trial in session.scalars(chosen.order_by(Trial.number))
+        for trial in session.scalars(chosen.order_by(TrialRow.number))
     ]
 
 
@@ -164,18 +164,19 @@ def list_racers(queries: Queries, session: Session, id: str) -> list[RacerRecord
 def list_tries(queries: Queries, session: Session, id: str, arm: str | None) -> list[Try]:
     """Return what each trial of an experiment, or of an arm of it, came to and cost.
 
-    Those that have not ended are among them. Results are large, so only some are in memory at a
-    time.
+    Open trials are among them. Results are large, so only some are in memory at a time.
     """
-    columns = (Trial.number, Trial.state, Trial.value, Trial.result)
-    chosen = select(*columns, Trial.cpu_seconds, Trial.gpu_seconds, Trial.lineage.is_not(None))
-    chosen = chosen.where(Trial.experiment_id == id)
+    columns = (TrialRow.number, TrialRow.state, TrialRow.value, TrialRow.result)
+    chosen = select(
+        *columns, TrialRow.cpu_seconds, TrialRow.gpu_seconds, TrialRow.lineage.is_not(None)
+    )
+    chosen = chosen.where(TrialRow.experiment_id == id)
     if arm is not None:
-        chosen = chosen.where(Trial.arm == arm)
-    query = chosen.order_by(Trial.number).execution_options(yield_per=READ_AT_ONCE)
+        chosen = chosen.where(TrialRow.arm == arm)
+    query = chosen.order_by(TrialRow.number).execution_options(yield_per=READ_AT_ONCE)
 
-    def read(result: Json | None) -> tuple[dict[str, float], float]:
-        found = result or {}
+    def read(result: ResultJson | None) -> tuple[dict[str, float], float]:
+        found = result or ResultJson()
         test = {name: v for name, v in (found.get("test") or {}).items() if v is not None}
         return test, found.get("seconds") or 0.0
 
@@ -192,9 +193,9 @@ def list_finished(queries: Queries, session: Session, id: str) -> dict[str, list
     Trials with a lineage are left out: their value is not that of one point.
     """
     chosen = (
-        select(Trial.arm, Trial.params, Trial.value)
-        .where(Trial.experiment_id == id, Trial.state.in_(RANKED), Trial.lineage.is_(None))
-        .order_by(Trial.number)
+        select(TrialRow.arm, TrialRow.params, TrialRow.value)
+        .where(TrialRow.experiment_id == id, TrialRow.state.in_(RANKED), TrialRow.lineage.is_(None))
+        .order_by(TrialRow.number)
     )
     found: dict[str, list[Scored]] = {}
     for arm, params, value in session.execute(chosen):
@@ -204,24 +205,26 @@ def list_finished(queries: Queries, session: Session, id: str) -> dict[str, list
 
 
 @database.reading
-def list_lineages(queries: Queries, session: Session, id: str) -> list[tuple[int, list[Json]]]:
+def list_lineages(
+    queries: Queries, session: Session, id: str
+) -> list[tuple[int, list[dict[str, object]]]]:
     """Return number and lineage of each trial that population-based training has replaced."""
     chosen = (
-        select(Trial.number, Trial.lineage)
-        .where(Trial.experiment_id == id, Trial.lineage.is_not(None))
-        .order_by(Trial.number)
+        select(TrialRow.number, TrialRow.lineage)
+        .where(TrialRow.experiment_id == id, TrialRow.lineage.is_not(None))
+        .order_by(TrialRow.number)
     )
     return [(number, lineage or []) for number, lineage in session.execute(chosen)]
 
 
-def _find_leaders(session: Session, id: str, each: int) -> list[Trial]:
-    place = func.row_number().over(partition_by=Trial.arm, order_by=BY_VALUE)
+def _find_leaders(session: Session, id: str, each: int) -> list[TrialRow]:
+    place = func.row_number().over(partition_by=TrialRow.arm, order_by=BY_VALUE)
     ranked = (
-        select(Trial.number, place.label("place"))
-        .where(Trial.experiment_id == id, Trial.rank < UNRANKED)
+        select(TrialRow.number, place.label("place"))
+        .where(TrialRow.experiment_id == id, TrialRow.rank < UNRANKED)
         .subquery()
     )
-    leader = aliased(Trial)
+    leader = aliased(TrialRow)
     query = (
         select(leader)
         .join(ranked, ranked.c.number == leader.number)

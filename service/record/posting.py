@@ -18,7 +18,7 @@ from eigensweep.service.record.accounts import Quotas, read_quotas
 from eigensweep.service.record.errors import QuotaExceededError
 from eigensweep.service.record.journal import replace_non_finite
 from eigensweep.service.record.rows import RowSession
-from eigensweep.service.record.tables import OPERATOR, Experiment, User
+from eigensweep.service.record.tables import OPERATOR, ExperimentRow, User
 from eigensweep.workers.shared.messages import SpecJson
 from eigensweep.workers.shared.states import ENDED
 
@@ -36,11 +36,11 @@ def make_id() -> str:
 
 def make_row(
     spec: ExperimentSpec, idempotency_key: str | None = None, owner: str = OPERATOR
-) -> Experiment:
+) -> ExperimentRow:
     """Return the row of a queued experiment; its spec was checked before."""
     content, text = _write_json(spec)
     metric = spec.objective_metric
-    return Experiment(
+    return ExperimentRow(
         id=make_id(),
         owner=owner,
         name=spec.name,
@@ -70,8 +70,8 @@ def _write_json(spec: ExperimentSpec) -> tuple[SpecJson, str]:
         return content, json.dumps(content, sort_keys=True)
 
 
-def extend_row(experiment: Experiment, spec: ExperimentSpec) -> None:
-    """Give an experiment that is over a spec with more to do, and perhaps another priority."""
+def extend_row(experiment: ExperimentRow, spec: ExperimentSpec) -> None:
+    """Give a finished experiment a spec with more to do, and perhaps another priority."""
     if spec.priority != experiment.spec.get("priority"):
         experiment.priority = spec.priority
     experiment.spec = replace_non_finite(spec.model_dump(mode="json"))
@@ -79,7 +79,7 @@ def extend_row(experiment: Experiment, spec: ExperimentSpec) -> None:
 
 
 def scope_key(key: str | None, owner: str) -> str | None:
-    """Return what an idempotency key is stored as: keys of two users are never the same."""
+    """Return the stored form of an idempotency key: keys of two users never collide."""
     if key is None or owner == OPERATOR:
         return key
     return hashlib.sha256(f"{owner}\n{key}".encode()).hexdigest()
@@ -112,7 +112,7 @@ def require_quota(quotas: Quotas, spec: ExperimentSpec, owner: str) -> None:
 def check_quotas(
     session: Session | RowSession, specs: Sequence[ExperimentSpec], owner: str
 ) -> None:
-    """Refuse experiments that their owner may not have, all of them together.
+    """Refuse experiments that together exceed their owner's quotas.
 
     Raises:
         QuotaExceededError: says which quota does not allow them.
@@ -124,7 +124,7 @@ def check_quotas(
     if most is None:
         return
     open_ones = select(func.count()).where(
-        Experiment.owner == owner, Experiment.state.not_in(ENDED)
+        ExperimentRow.owner == owner, ExperimentRow.state.not_in(ENDED)
     )
     has = session.execute(open_ones).scalar_one()
     if has + len(specs) > most:
@@ -136,7 +136,7 @@ def check_quotas(
 
 
 def _lock_user(session: Session | RowSession, owner: str) -> User | None:
-    """Return a user's row. Two posts of one user come one after the other: the second waits."""
+    """Return a user's row. The row is locked: a second post of the user waits for the first."""
     if isinstance(session, RowSession):
         return session.get(User, owner, lock=True)
     return session.get(User, owner, with_for_update=True)

@@ -1,4 +1,4 @@
-"""Computes an experiment's progress and the time it still needs, from counts alone.
+"""Computes an experiment's progress and remaining time, from counts alone.
 
 Runs in the service's process.
 """
@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from eigensweep.service.record.queries import StateCount
-from eigensweep.service.record.tables import Experiment
+from eigensweep.service.record.tables import ExperimentRow
 from eigensweep.workers.shared.states import DRIVEN, ENDED, OPEN_TRIALS, OUTCOMES, TRIAL_STATES
 
 EMPTY = StateCount(0, 0, 0)
 
 
 @dataclass(frozen=True)
-class Progress:
-    """Trials by state, and optimizer steps: done, and to be expected."""
+class ExperimentProgress:
+    """Trials by state, and optimizer steps: done and expected."""
 
     total: int | None
     """How many trials the experiment will have; None while that is unknown."""
@@ -34,8 +34,8 @@ class Progress:
 
 
 def compute_progress(
-    experiment: Experiment, counts: Mapping[str, StateCount], now: float
-) -> Progress:
+    experiment: ExperimentRow, counts: Mapping[str, StateCount], now: float
+) -> ExperimentProgress:
     """Return the progress of an experiment whose trials have these counts by state."""
     trials = {str(state): counts.get(state, EMPTY).trials for state in TRIAL_STATES}
     # A reused trial costs nothing here: its steps were done elsewhere.
@@ -51,7 +51,7 @@ def compute_progress(
         fraction = None
     else:
         fraction = _fraction(experiment, trials, done, total)
-    return Progress(
+    return ExperimentProgress(
         total=experiment.total,
         trials=trials,
         steps_done=done,
@@ -66,7 +66,7 @@ def compute_progress(
 
 
 def _steps_left(
-    experiment: Experiment, counts: Mapping[str, StateCount], opened: int
+    experiment: ExperimentRow, counts: Mapping[str, StateCount], opened: int
 ) -> int | None:
     still_open = sum(
         counts.get(state, EMPTY).steps - counts.get(state, EMPTY).step for state in OPEN_TRIALS
@@ -80,7 +80,7 @@ def _steps_left(
     return None if typical is None else still_open + round(to_come * typical)
 
 
-def _typical_steps(experiment: Experiment, counts: Mapping[str, StateCount]) -> float | None:
+def _typical_steps(experiment: ExperimentRow, counts: Mapping[str, StateCount]) -> float | None:
     """Return the mean number of steps of a trial: of those that ended, else by the budget."""
     over = {state: count for state, count in counts.items() if state in OUTCOMES}
     if trials := sum(count.trials for count in over.values()):
@@ -92,7 +92,7 @@ def _typical_steps(experiment: Experiment, counts: Mapping[str, StateCount]) -> 
 
 
 def _fraction(
-    experiment: Experiment, trials: Mapping[str, int], done: int, total: int | None
+    experiment: ExperimentRow, trials: Mapping[str, int], done: int, total: int | None
 ) -> float | None:
     if experiment.state in ENDED:
         ended = sum(trials[state] for state in OUTCOMES - {"cancelled"})
@@ -102,7 +102,7 @@ def _fraction(
     return done / total if total else 0.0
 
 
-def _eta(experiment: Experiment, done: int, left: int, now: float) -> float | None:
+def _eta(experiment: ExperimentRow, done: int, left: int, now: float) -> float | None:
     if left == 0:
         return 0.0
     since = done - experiment.claimed_steps

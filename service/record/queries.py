@@ -35,15 +35,16 @@ from eigensweep.service.record.errors import ExperimentNotFoundError, TrialNotFo
 from eigensweep.service.record.queue_order import find_place, find_places
 from eigensweep.service.record.rows import read_first
 from eigensweep.service.record.tables import (
-    Attempt,
+    AttemptRow,
     Base,
-    Event,
-    Experiment,
-    Report,
-    Trial,
+    EventRow,
+    ExperimentRow,
+    ReportRow,
+    ResultJson,
     TrialCount,
+    TrialRow,
 )
-from eigensweep.workers.shared.messages import Json, Params
+from eigensweep.workers.shared.messages import Params
 from eigensweep.workers.shared.states import ExperimentState
 
 Row = TypeVar("Row", bound=Base)
@@ -59,15 +60,22 @@ Key = Sequence[float | int | str]
 """Where a page ended: the last item's value in the sorted column, and its id or number."""
 
 EXPERIMENT_SORTS: dict[str, tuple[InstrumentedAttribute[Any], ...]] = {
-    "created_at": (Experiment.created_at, Experiment.id),
-    "name": (Experiment.name, Experiment.id),
+    "created_at": (ExperimentRow.created_at, ExperimentRow.id),
+    "name": (ExperimentRow.name, ExperimentRow.id),
 }
 TRIAL_SORTS: dict[str, tuple[InstrumentedAttribute[Any], ...]] = {
-    "number": (Trial.number,),
-    "value": (Trial.tier, Trial.rank, Trial.number),
+    "number": (TrialRow.number,),
+    "value": (TrialRow.tier, TrialRow.rank, TrialRow.number),
 }
 OF_BEST: tuple[InstrumentedAttribute[Any], ...] = (
-    *(Trial.arm, Trial.state, Trial.params, Trial.value, Trial.run_id, Trial.run_project),
+    *(
+        TrialRow.arm,
+        TrialRow.state,
+        TrialRow.params,
+        TrialRow.value,
+        TrialRow.run_id,
+        TrialRow.run_project,
+    ),
 )
 """What a list of experiments has of the best trial, beside its number."""
 
@@ -85,9 +93,9 @@ class StateCount:
 class TrialRecord:
     """A trial with its reports and attempts."""
 
-    trial: Trial
-    reports: list[Report] = field(default_factory=list)
-    attempts: list[Attempt] = field(default_factory=list)
+    trial: TrialRow
+    reports: list[ReportRow] = field(default_factory=list)
+    attempts: list[AttemptRow] = field(default_factory=list)
 
 
 class TrialChoice(TypedDict, total=False):
@@ -117,8 +125,8 @@ class StoredTrial:
 
     def read(self) -> TrialRecord:
         """Return the trial."""
-        reports = [] if self.newest is None else [_read_row(Report, _REPORT, self.newest)]
-        return TrialRecord(_read_row(Trial, _LISTED, self.row), reports)
+        reports = [] if self.newest is None else [_read_row(ReportRow, _REPORT, self.newest)]
+        return TrialRecord(_read_row(TrialRow, _LISTED, self.row), reports)
 
 
 @dataclass(frozen=True)
@@ -128,7 +136,7 @@ class ExperimentRecord:
     In a list the experiment comes without its spec, and the best trial with `OF_BEST` alone.
     """
 
-    experiment: Experiment
+    experiment: ExperimentRow
     counts: dict[str, StateCount]
     best: TrialRecord | None
     place: int | None = None
@@ -154,7 +162,7 @@ class Queries(database.AtDatabase):
         Raises:
             SQLAlchemyError: if the database is away or has not the schema of this version.
         """
-        database.read(self.url, lambda session: session.execute(select(Experiment.id).limit(1)))
+        database.read(self.url, lambda session: session.execute(select(ExperimentRow.id).limit(1)))
 
     @database.reading
     def experiment(self, session: Session, id: str) -> ExperimentRecord:
@@ -172,14 +180,14 @@ class Queries(database.AtDatabase):
         sources = _find_sources(session, id) if "reused" in counts else ()
         return ExperimentRecord(row, counts, history, place, sources)
 
-    def posted(self, row: Experiment) -> ExperimentRecord:
+    def posted(self, row: ExperimentRow) -> ExperimentRecord:
         """Return an experiment that was posted just now: mostly it has its place in the queue."""
         place = database.look(self.url, lambda connection: find_place(connection, row))
         if place is None:
             return self.experiment(row.id)
         return ExperimentRecord(row, {}, None, place)
 
-    def row(self, id: str) -> Experiment:
+    def row(self, id: str) -> ExperimentRow:
         """Return an experiment's own row.
 
         Raises:
@@ -220,16 +228,16 @@ class Queries(database.AtDatabase):
         """
         chosen: list[ColumnElement[bool]] = []
         if states:
-            chosen.append(Experiment.state.in_(states))
+            chosen.append(ExperimentRow.state.in_(states))
         if project is not None:
-            chosen.append(Experiment.project == project)
+            chosen.append(ExperimentRow.project == project)
         if not archived:
-            chosen.append(Experiment.archived_at.is_(None))
+            chosen.append(ExperimentRow.archived_at.is_(None))
         if owner is not None:
-            chosen.append(Experiment.owner == owner)
+            chosen.append(ExperimentRow.owner == owner)
         if name is not None:
-            chosen.append(Experiment.name.icontains(name, autoescape=True))
-        heads = select(Experiment).options(defer(Experiment.spec, raiseload=True))
+            chosen.append(ExperimentRow.name.icontains(name, autoescape=True))
+        heads = select(ExperimentRow).options(defer(ExperimentRow.spec, raiseload=True))
         query = _limit_page(heads.where(*chosen), EXPERIMENT_SORTS, sort, limit, after)
         rows = session.scalars(query).all()
         ids = [row.id for row in rows]
@@ -248,7 +256,7 @@ class Queries(database.AtDatabase):
 
         They come without reports and attempts.
         """
-        query = _choose_trials(select(Trial), id, **chosen)
+        query = _choose_trials(select(TrialRow), id, **chosen)
         found = session.scalars(query).all()
         if not found:
             require_experiment(session, id)
@@ -259,8 +267,8 @@ class Queries(database.AtDatabase):
         self, session: Session, id: str
     ) -> dict[int, tuple[float | None, float | None]]:
         """Return when each trial began and ended, in seconds since 1970, by its number."""
-        times = select(Trial.number, Trial.started_at, Trial.ended_at)
-        query = times.where(Trial.experiment_id == id)
+        times = select(TrialRow.number, TrialRow.started_at, TrialRow.ended_at)
+        query = times.where(TrialRow.experiment_id == id)
         return {number: (began, ended) for number, began, ended in session.execute(query)}
 
     def listed_trials(self, id: str, **chosen: Unpack[TrialChoice]) -> list[StoredTrial]:
@@ -273,14 +281,16 @@ class Queries(database.AtDatabase):
         return database.look(self.url, partial(_list_trials, id, query))
 
     @database.reading
-    def ranked(self, session: Session, id: str, see: Callable[[int, Json | None], T]) -> list[T]:
+    def ranked(
+        self, session: Session, id: str, see: Callable[[int, ResultJson | None], T]
+    ) -> list[T]:
         """Return what `see` makes of number and result of each trial whose value counts.
 
         The best comes first; where there was a race, those with more seeds come before the others.
         Results are large, so only some of them are in memory at a time.
         """
-        mine = select(Trial.number, Trial.result)
-        mine = mine.where(Trial.experiment_id == id, Trial.rank < UNRANKED)
+        mine = select(TrialRow.number, TrialRow.result)
+        mine = mine.where(TrialRow.experiment_id == id, TrialRow.rank < UNRANKED)
         query = mine.order_by(*TRIAL_SORTS["value"]).execution_options(yield_per=READ_AT_ONCE)
         require_experiment(session, id)
         return [see(number, result) for number, result in session.execute(query)]
@@ -290,12 +300,14 @@ class Queries(database.AtDatabase):
         self, session: Session, id: str, numbers: Sequence[int]
     ) -> dict[int, tuple[str, Params]]:
         """Return arm and parameters of some trials of an experiment, by number."""
-        columns = select(Trial.number, Trial.arm, Trial.params).where(Trial.experiment_id == id)
+        columns = select(TrialRow.number, TrialRow.arm, TrialRow.params).where(
+            TrialRow.experiment_id == id
+        )
         return {
             number: (arm, params)
             for begin in range(0, len(numbers), READ_AT_ONCE)
             for number, arm, params in session.execute(
-                columns.where(Trial.number.in_(numbers[begin : begin + READ_AT_ONCE]))
+                columns.where(TrialRow.number.in_(numbers[begin : begin + READ_AT_ONCE]))
             )
         }
 
@@ -306,42 +318,42 @@ class Queries(database.AtDatabase):
         Raises:
             ExperimentNotFoundError, TrialNotFoundError: if there is none.
         """
-        trial = session.get(Trial, (id, number))
+        trial = session.get(TrialRow, (id, number))
         if trial is None:
             require_experiment(session, id)
-            mine = select(func.count()).where(Trial.experiment_id == id)
+            mine = select(func.count()).where(TrialRow.experiment_id == id)
             raise TrialNotFoundError(id, number, session.scalars(mine).one())
         return _add_history(session, trial)
 
-    def events(self, id: str, after: int = 0, limit: int = 500) -> list[Event]:
+    def events(self, id: str, after: int = 0, limit: int = 500) -> list[EventRow]:
         """Return the experiment's events that follow the one of number `after`, in order."""
-        following = select(Event).where(Event.experiment_id == id, Event.id > after)
-        query = following.order_by(Event.id).limit(limit)
+        following = select(EventRow).where(EventRow.experiment_id == id, EventRow.id > after)
+        query = following.order_by(EventRow.id).limit(limit)
         return database.read(self.url, lambda session: list(session.scalars(query)))
 
     def find_owner(self, id: str) -> str | None:
         """Return the user who posted an experiment, None if there is no such one."""
-        query = select(Experiment.owner).where(Experiment.id == id)
+        query = select(ExperimentRow.owner).where(ExperimentRow.id == id)
         return database.read(self.url, lambda session: session.scalars(query).first())
 
     def list_owners(self, project: str) -> list[str]:
         """Return the users whose experiments have their runs in a project, by MLflow's id of it."""
-        query = select(Experiment.owner).where(Experiment.run_project == project).distinct()
+        query = select(ExperimentRow.owner).where(ExperimentRow.run_project == project).distinct()
         return database.read(self.url, lambda session: list(session.scalars(query)))
 
     def newest_event(self) -> int:
         """Return the number of the newest event of all, 0 if there is none."""
-        query = select(func.coalesce(func.max(Event.id), 0))
+        query = select(func.coalesce(func.max(EventRow.id), 0))
         return database.read(self.url, lambda session: session.scalars(query).one())
 
 
-def get_experiment(session: Session, id: str) -> Experiment:
+def get_experiment(session: Session, id: str) -> ExperimentRow:
     """Return an experiment's own row.
 
     Raises:
         ExperimentNotFoundError: if there is none of this id.
     """
-    experiment = session.get(Experiment, id)
+    experiment = session.get(ExperimentRow, id)
     if experiment is None:
         raise ExperimentNotFoundError(id)
     return experiment
@@ -349,19 +361,19 @@ def get_experiment(session: Session, id: str) -> Experiment:
 
 def require_experiment(session: Session | Connection, id: str) -> None:
     """Raise ExperimentNotFoundError if there is no experiment of this id; its spec is not read."""
-    if session.execute(select(Experiment.id).where(Experiment.id == id)).first() is None:
+    if session.execute(select(ExperimentRow.id).where(ExperimentRow.id == id)).first() is None:
         raise ExperimentNotFoundError(id)
 
 
 def _find_sources(session: Session, id: str) -> tuple[str, ...]:
     """Return the experiments whose results the first reused trials of an experiment have."""
-    reused = select(Trial.result).where(Trial.experiment_id == id, Trial.state == "reused")
-    first = reused.order_by(Trial.number).limit(MOST_SOURCES).subquery()
+    reused = select(TrialRow.result).where(TrialRow.experiment_id == id, TrialRow.state == "reused")
+    first = reused.order_by(TrialRow.number).limit(MOST_SOURCES).subquery()
     source = type_coerce(first.c.result, JSON)["reused_from"]["experiment"].as_string()
     return tuple(sorted(filter(None, session.scalars(select(source).distinct()))))
 
 
-def _find_places(session: Session, rows: Sequence[Experiment]) -> dict[str, int]:
+def _find_places(session: Session, rows: Sequence[ExperimentRow]) -> dict[str, int]:
     """Return the places in the queue of experiments that are queued; mostly none is."""
     queued = [row.id for row in rows if row.state == "queued"]
     return find_places(session, queued) if queued else {}
@@ -394,21 +406,21 @@ def _list_trials(id: str, query: Select[Any], connection: Connection) -> list[St
     return [StoredTrial(tuple(row), newest.get(row.number)) for row in rows]
 
 
-def _select_best() -> Select[Trial]:
+def _select_best() -> Select[TrialRow]:
     """Return a query for the best trial of each experiment of `ids` that has one."""
-    inner = Trial.__table__.alias()
+    inner = TrialRow.__table__.alias()
     first = (
         select(inner.c.number)
-        .where(inner.c.experiment_id == Experiment.id, inner.c.rank < UNRANKED)
+        .where(inner.c.experiment_id == ExperimentRow.id, inner.c.rank < UNRANKED)
         .order_by(inner.c.tier, inner.c.rank, inner.c.number)
         .limit(1)
-        .correlate(Experiment)
+        .correlate(ExperimentRow)
         .scalar_subquery()
     )
     return (
-        select(Trial)
-        .join(Experiment, Experiment.id == Trial.experiment_id)
-        .where(Experiment.id.in_(_IDS), Trial.number == first)
+        select(TrialRow)
+        .join(ExperimentRow, ExperimentRow.id == TrialRow.experiment_id)
+        .where(ExperimentRow.id.in_(_IDS), TrialRow.number == first)
     )
 
 
@@ -422,11 +434,11 @@ def _choose_trials(
     limit: int = 50,
     after: Key | None = None,
 ) -> Select[Any]:
-    query = query.where(Trial.experiment_id == id)
+    query = query.where(TrialRow.experiment_id == id)
     if states:
-        query = query.where(Trial.state.in_(states))
+        query = query.where(TrialRow.state.in_(states))
     if arm is not None:
-        query = query.where(Trial.arm == arm)
+        query = query.where(TrialRow.arm == arm)
     return _limit_page(query, TRIAL_SORTS, sort, limit, after)
 
 
@@ -452,7 +464,7 @@ def _read_row(
     )
 
 
-def _add_history(session: Session, trial: Trial) -> TrialRecord:
+def _add_history(session: Session, trial: TrialRow) -> TrialRecord:
     name = {"id": trial.experiment_id, "number": trial.number}
     reports = list(session.scalars(_REPORTS, name))
     return TrialRecord(trial, reports, list(session.scalars(_ATTEMPTS, name)))
@@ -463,23 +475,23 @@ _IDS: Final[BindParameter[Any]] = bindparam("ids", expanding=True)
 _BEST = _select_best()
 _HEADS_OF_BEST = _BEST.options(load_only(*OF_BEST, raiseload=True))
 _REPORTS = (
-    select(Report)
-    .where(Report.experiment_id == bindparam("id"), Report.number == bindparam("number"))
-    .order_by(Report.step)
+    select(ReportRow)
+    .where(ReportRow.experiment_id == bindparam("id"), ReportRow.number == bindparam("number"))
+    .order_by(ReportRow.step)
 )
 _ATTEMPTS = (
-    select(Attempt)
-    .where(Attempt.experiment_id == bindparam("id"), Attempt.number == bindparam("number"))
-    .order_by(Attempt.attempt)
+    select(AttemptRow)
+    .where(AttemptRow.experiment_id == bindparam("id"), AttemptRow.number == bindparam("number"))
+    .order_by(AttemptRow.attempt)
 )
-_LISTED = _store_columns(Trial, "config")
+_LISTED = _store_columns(TrialRow, "config")
 _LISTED_TRIALS = select(*_LISTED)
-_REPORT = _store_columns(Report)
+_REPORT = _store_columns(ReportRow)
 _NEWEST = select(*_REPORT).where(
-    Report.experiment_id == bindparam("id"),
-    tuple_(Report.number, Report.step).in_(bindparam("training", expanding=True)),
+    ReportRow.experiment_id == bindparam("id"),
+    tuple_(ReportRow.number, ReportRow.step).in_(bindparam("training", expanding=True)),
 )
-_STATE = select(Experiment.state).where(Experiment.id == bindparam("id"))
+_STATE = select(ExperimentRow.state).where(ExperimentRow.id == bindparam("id"))
 _COUNTS = select(
     *(TrialCount.experiment_id, TrialCount.state),
     *(TrialCount.trials, TrialCount.step, TrialCount.steps),

@@ -27,7 +27,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 
 from eigensweep.service.record.rows import read_all
-from eigensweep.service.record.tables import Experiment
+from eigensweep.service.record.tables import ExperimentRow
 from eigensweep.workers.shared.states import DRIVEN
 
 
@@ -51,7 +51,7 @@ def find_places(session: Session, ids: Sequence[str]) -> dict[str, int]:
     return {id: place for id, place in session.execute(_PLACES, {"ids": ids})}
 
 
-def find_place(connection: Connection, row: Experiment) -> int | None:
+def find_place(connection: Connection, row: ExperimentRow) -> int | None:
     """Return the place of one experiment in the queue, from 1; None if it is not queued any more.
 
     It is counted, owner by owner: to put a long queue in order, as `find_places` does, takes
@@ -112,50 +112,50 @@ def _count() -> Select[str, int, int, int, int, int, int]:
     priority: BindParameter[int] = bindparam("priority")
     created_at: BindParameter[float] = bindparam("created_at")
     id: BindParameter[str] = bindparam("id")
-    is_queued = Experiment.state == "queued"
-    is_driven = or_(*(Experiment.state == state for state in sorted(DRIVEN)))
-    is_same = and_(is_queued, Experiment.priority == priority)
+    is_queued = ExperimentRow.state == "queued"
+    is_driven = or_(*(ExperimentRow.state == state for state in sorted(DRIVEN)))
+    is_same = and_(is_queued, ExperimentRow.priority == priority)
     is_older = or_(
-        Experiment.created_at < created_at,
-        and_(Experiment.created_at == created_at, Experiment.id < id),
+        ExperimentRow.created_at < created_at,
+        and_(ExperimentRow.created_at == created_at, ExperimentRow.id < id),
     )
     return (
         select(
-            Experiment.owner,
+            ExperimentRow.owner,
             func.count().filter(is_driven).label("running"),
             func.count().filter(is_queued).label("queued"),
-            func.count().filter(is_queued, Experiment.priority > priority).label("higher"),
+            func.count().filter(is_queued, ExperimentRow.priority > priority).label("higher"),
             func.count().filter(is_same).label("same"),
             func.count().filter(is_same, is_older).label("older"),
-            func.count().filter(is_queued, Experiment.id == id).label("itself"),
+            func.count().filter(is_queued, ExperimentRow.id == id).label("itself"),
         )
         .where(or_(is_queued, is_driven))
-        .group_by(Experiment.state, Experiment.owner)
+        .group_by(ExperimentRow.state, ExperimentRow.owner)
     )
 
 
 def _order() -> Subquery:
     """Return a row for each queued experiment: `id`, its `place` from 1, and `is_newcomer`."""
-    by_priority = Experiment.priority.desc()
-    by_age = Experiment.created_at, Experiment.id
+    by_priority = ExperimentRow.priority.desc()
+    by_age = ExperimentRow.created_at, ExperimentRow.id
     running = (
-        select(Experiment.owner, func.count().label("experiments"))
-        .where(Experiment.state.in_(DRIVEN))
-        .group_by(Experiment.owner)
+        select(ExperimentRow.owner, func.count().label("experiments"))
+        .where(ExperimentRow.state.in_(DRIVEN))
+        .group_by(ExperimentRow.owner)
         .subquery()
     )
     own_place = func.row_number().over(
-        partition_by=Experiment.owner, order_by=[by_priority, *by_age]
+        partition_by=ExperimentRow.owner, order_by=[by_priority, *by_age]
     )
     turns = (
         select(
-            Experiment.id,
-            Experiment.priority,
-            Experiment.created_at,
+            ExperimentRow.id,
+            ExperimentRow.priority,
+            ExperimentRow.created_at,
             (own_place + func.coalesce(running.c.experiments, 0)).label("turn"),
         )
-        .outerjoin(running, running.c.owner == Experiment.owner)
-        .where(Experiment.state == "queued")
+        .outerjoin(running, running.c.owner == ExperimentRow.owner)
+        .where(ExperimentRow.state == "queued")
         .subquery()
     )
     is_newcomer = case((turns.c.turn == 1, 1), else_=0)
@@ -180,10 +180,10 @@ _NEWCOMERS = (
     .order_by(_QUEUE.c.place)
     .limit(bindparam("most"))
 )
-_BUSY = select(Experiment.owner).where(Experiment.state.in_(sorted(DRIVEN)))
+_BUSY = select(ExperimentRow.owner).where(ExperimentRow.state.in_(sorted(DRIVEN)))
 _ANY_NEWCOMER = (
-    select(Experiment.owner)
-    .where(Experiment.state == "queued", Experiment.owner.not_in(_BUSY))
+    select(ExperimentRow.owner)
+    .where(ExperimentRow.state == "queued", ExperimentRow.owner.not_in(_BUSY))
     .limit(1)
 )
 _PLACES = select(_QUEUE.c.id, _QUEUE.c.place).where(

@@ -30,10 +30,10 @@ from eigensweep.service.record.retention import Retention
 from eigensweep.service.record.rows import Rows, RowSession
 from eigensweep.service.record.tables import (
     OPERATOR,
-    Attempt,
-    Experiment,
-    Report,
-    Trial,
+    AttemptRow,
+    ExperimentRow,
+    ReportRow,
+    TrialRow,
     Webhook,
 )
 from eigensweep.workers.shared import traces
@@ -85,7 +85,7 @@ class Record(Reopening, Removal, Retention):
         owner: str = OPERATOR,
         notify: Sequence[str] = (),
         beside: Callable[[Rows, str], None] | None = None,
-    ) -> tuple[Experiment, bool]:
+    ) -> tuple[ExperimentRow, bool]:
         """Queue a new experiment, whose spec was checked; return its row, and whether it is new.
 
         `notify` are addresses that are told how it ends, beside those of every experiment. What
@@ -109,11 +109,11 @@ class Record(Reopening, Removal, Retention):
     def _add(
         self,
         spec: ExperimentSpec,
-        experiment: Experiment,
+        experiment: ExperimentRow,
         webhooks: Sequence[str],
         beside: Callable[[Rows, str], None] | None,
         rows: RowSession,
-    ) -> tuple[Experiment, bool]:
+    ) -> tuple[ExperimentRow, bool]:
         earlier = self._find_same_key(rows, experiment)
         found = experiment if earlier is None else earlier
         if earlier is None:
@@ -126,13 +126,15 @@ class Record(Reopening, Removal, Retention):
             beside(rows, found.id)
         return found, earlier is None
 
-    def _find_same_key(self, rows: RowSession, posted: Experiment) -> Experiment | None:
+    def _find_same_key(self, rows: RowSession, posted: ExperimentRow) -> ExperimentRow | None:
         if posted.idempotency_key is None:
             return None
-        same = select(Experiment.id).where(Experiment.idempotency_key == posted.idempotency_key)
+        same = select(ExperimentRow.id).where(
+            ExperimentRow.idempotency_key == posted.idempotency_key
+        )
         if (id := rows.execute(same).scalar()) is None:
             return None
-        earlier = rows.get_one(Experiment, id)
+        earlier = rows.get_one(ExperimentRow, id)
         if earlier.fingerprint != posted.fingerprint:
             raise IdempotencyKeyReusedError(
                 f"this key was used for experiment {id}, which was posted with a different body"
@@ -150,14 +152,14 @@ class Record(Reopening, Removal, Retention):
     def list_unfinished(self) -> list[Unfinished]:
         """Return the experiments that have or need a driver and are not queued, oldest first."""
         query = (
-            select(Experiment.id, Experiment.state, Experiment.notices.is_not(None))
+            select(ExperimentRow.id, ExperimentRow.state, ExperimentRow.notices.is_not(None))
             .where(
                 or_(
-                    Experiment.state.in_(DRIVEN),
-                    Experiment.state.in_(ENDED) & Experiment.tracked.is_(False),
+                    ExperimentRow.state.in_(DRIVEN),
+                    ExperimentRow.state.in_(ENDED) & ExperimentRow.tracked.is_(False),
                 )
             )
-            .order_by(Experiment.created_at, Experiment.id)
+            .order_by(ExperimentRow.created_at, ExperimentRow.id)
         )
         rows = database.read(self.url, lambda session: session.execute(query).all())
         return [Unfinished(id, state in ENDED, is_told) for id, state, is_told in rows]
@@ -207,9 +209,11 @@ class Record(Reopening, Removal, Retention):
         These are at most `MOST_LOOKED_AT`.
         """
         wanted = (
-            select(Trial.number, Trial.seed, Trial.replicates)
-            .where(Trial.experiment_id == id, Trial.state.in_(OPEN_TRIALS), Trial.attempt > 0)
-            .order_by(Trial.number.desc())
+            select(TrialRow.number, TrialRow.seed, TrialRow.replicates)
+            .where(
+                TrialRow.experiment_id == id, TrialRow.state.in_(OPEN_TRIALS), TrialRow.attempt > 0
+            )
+            .order_by(TrialRow.number.desc())
             .limit(MOST_LOOKED_AT)
         )
         found = database.read(self.url, lambda session: session.execute(wanted).all())
@@ -229,13 +233,15 @@ class Record(Reopening, Removal, Retention):
         """
         self.fence(session)
         experiment = lock(session, id)
-        reports = select(func.count()).where(Report.experiment_id == id)
+        reports = select(func.count()).where(ReportRow.experiment_id == id)
         taken = ("reused", "invalid")
-        untrained = select(func.count()).where(Trial.experiment_id == id, Trial.state.in_(taken))
+        untrained = select(func.count()).where(
+            TrialRow.experiment_id == id, TrialRow.state.in_(taken)
+        )
         ended = select(func.count()).where(
-            Attempt.experiment_id == id,
-            Attempt.ended_at.is_not(None),
-            Attempt.reason.is_(None),
+            AttemptRow.experiment_id == id,
+            AttemptRow.ended_at.is_not(None),
+            AttemptRow.reason.is_(None),
         )
         counts = (session.scalars(count).one() for count in (reports, untrained, ended))
         mark = trained + sum(counts)
@@ -251,7 +257,7 @@ class Record(Reopening, Removal, Retention):
         A driver that still delivers it ends within seconds, and what it delivered counts. Nothing
         happens to an experiment that is delivered, taken up again or removed by now.
         """
-        experiment = session.get(Experiment, id, with_for_update=True)
+        experiment = session.get(ExperimentRow, id, with_for_update=True)
         if experiment is None or experiment.state not in ENDED or experiment.tracked:
             return
         experiment.generation += 1

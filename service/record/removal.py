@@ -1,4 +1,4 @@
-"""Archiving and deleting experiments that are over, and what is left to be deleted.
+"""Archives and deletes finished experiments.
 
 Runs in the service's process.
 """
@@ -14,17 +14,17 @@ from sqlalchemy.orm import Session
 from eigensweep.service.record import database
 from eigensweep.service.record.control import Control, lock, was_done
 from eigensweep.service.record.journal import emit, move_experiment
-from eigensweep.service.record.tables import Event, Experiment, Job, Trial
+from eigensweep.service.record.tables import EventRow, ExperimentRow, JobRow, TrialRow
 
 AT_ONCE: Final = 2_000
 """Rows that are removed in one transaction."""
 
 
 class Removal(Control):
-    """The part of the record that puts experiments away, and removes them."""
+    """The part of the record that archives and removes experiments."""
 
     def archive(self, id: str) -> None:
-        """Leave an experiment that is over out of lists. Once more changes nothing.
+        """Leave a finished experiment out of lists. A second call changes nothing.
 
         Raises:
             ExperimentNotFoundError, WrongStateError: as in `Control`.
@@ -32,7 +32,7 @@ class Removal(Control):
         self._put_away(id, True)
 
     def unarchive(self, id: str) -> None:
-        """Show an experiment in lists again. Once more changes nothing.
+        """Show an experiment in lists again. A second call changes nothing.
 
         Raises:
             ExperimentNotFoundError, WrongStateError: as in `Control`.
@@ -49,7 +49,7 @@ class Removal(Control):
 
     @database.transaction
     def delete(self, session: Session, id: str) -> None:
-        """Have an experiment that is over removed, with all that there is of it.
+        """Have a finished experiment removed, with all its data.
 
         From now on its drivers may write no more, and it cannot come back. Once more changes
         nothing.
@@ -62,7 +62,7 @@ class Removal(Control):
             move_experiment(session, experiment, "deleting")
             experiment.generation += 1
             now = time.time()
-            job = Job(kind="deletion", key=id, experiment_id=id, owner=experiment.owner)
+            job = JobRow(kind="deletion", key=id, experiment_id=id, owner=experiment.owner)
             job.request, job.created_at, job.due_at = {}, now, now
             session.add(job)
 
@@ -74,20 +74,20 @@ class Removal(Control):
         Raises:
             NotLeadingError: if another service leads.
         """
-        for rows in (Trial, Event):
+        for rows in (TrialRow, EventRow):
             while self._remove_some(rows, id):
                 pass
         self._remove_experiment(id)
 
     @database.transaction
-    def _remove_some(self, session: Session, rows: type[Trial] | type[Event], id: str) -> int:
+    def _remove_some(self, session: Session, rows: type[TrialRow] | type[EventRow], id: str) -> int:
         """Remove some rows of an experiment that is being deleted; return how many there were."""
         self.fence(session)
-        key = Trial.number if rows is Trial else Event.id
+        key = TrialRow.number if rows is TrialRow else EventRow.id
         some = (
             select(key)
-            .join(Experiment, Experiment.id == rows.experiment_id)
-            .where(rows.experiment_id == id, Experiment.state == "deleting")
+            .join(ExperimentRow, ExperimentRow.id == rows.experiment_id)
+            .where(rows.experiment_id == id, ExperimentRow.state == "deleting")
             .limit(AT_ONCE)
         )
         numbers = session.scalars(some).all()
@@ -97,6 +97,6 @@ class Removal(Control):
     @database.transaction
     def _remove_experiment(self, session: Session, id: str) -> None:
         self.fence(session)
-        experiment = session.get(Experiment, id, with_for_update=True)
+        experiment = session.get(ExperimentRow, id, with_for_update=True)
         if experiment is not None and experiment.state == "deleting":
             session.delete(experiment)  # the database removes what belongs to it

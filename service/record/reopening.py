@@ -1,7 +1,7 @@
-"""How an experiment that is over is taken up again: failed trials once more, or more to do.
+"""Takes up a finished experiment again: to retry failed trials, or with more to do.
 
-Each is one transaction with its events: trials that have to train further are opened again, and the
-experiment is queued. Its next driver finds them in the ledger. Runs in the service's process.
+Each action is one transaction with its events: trials that have to train further are reopened, and
+the experiment is queued. Its next driver finds them in the ledger. Runs in the service's process.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from eigensweep.service.record.journal import (
 )
 from eigensweep.service.record.posting import check_quotas, extend_row
 from eigensweep.service.record.rows import RowSession
-from eigensweep.service.record.tables import Experiment, Trial
+from eigensweep.service.record.tables import ExperimentRow, TrialRow
 from eigensweep.service.record.walks import choose, is_in, walk
 from eigensweep.workers.shared.messages import ConfigJson
 from eigensweep.workers.shared.states import UNTRAINED, Action
 
 RETRIED, LENGTHENED, RESUMED = "another try", "a longer budget", "the rest of its training"
-"""What a trial is opened again for."""
+"""Why a trial is reopened."""
 
 
 class Reopening(Control):
-    """The part of the record that takes up experiments that are over."""
+    """The part of the record that takes up finished experiments."""
 
     def retry(self, id: str) -> None:
-        """Try the failed trials of an experiment again that is over, from their last commits.
+        """Retry the failed trials of a finished experiment, from their last commits.
 
-        If it was cancelled, that is all, and it ends as cancelled again. If it failed itself, its
-        search goes on, too.
+        A cancelled experiment does only that, and ends as cancelled again. A failed one also goes
+        on with its search.
 
         Raises:
             ExperimentNotFoundError, WrongStateError: as in `Control`.
@@ -64,7 +64,7 @@ class Reopening(Control):
         database.write_rows(self.url, partial(_retry, before, spec, configs))
 
     def extend(self, id: str, spec: ExperimentSpec) -> None:
-        """Queue an experiment that is over again, with more to do: trials, points, or budget.
+        """Queue a finished experiment again, with more to do: trials, points, or budget.
 
         `spec` was checked for itself. With a longer budget the trials that completed train on from
         their checkpoints. Trials that were cancelled train on in any case.
@@ -105,7 +105,9 @@ def _configure_chosen(
     return {trial.number: json.dumps(_configure(spec, trial)) for trial in trials}
 
 
-def _lock(rows: RowSession, before: Experiment, action: Action, spec: ExperimentSpec) -> Experiment:
+def _lock(
+    rows: RowSession, before: ExperimentRow, action: Action, spec: ExperimentSpec
+) -> ExperimentRow:
     """Return the row of an experiment that may be taken up again with a spec."""
     experiment = lock_row(rows, before.id)
     was_done(experiment, action)
@@ -117,7 +119,7 @@ def _lock(rows: RowSession, before: Experiment, action: Action, spec: Experiment
 
 
 def _retry(
-    before: Experiment, spec: ExperimentSpec, configs: dict[int, str], rows: RowSession
+    before: ExperimentRow, spec: ExperimentSpec, configs: dict[int, str], rows: RowSession
 ) -> None:
     experiment = _lock(rows, before, "retry", spec)
     count = _reopen_failed(rows, experiment, configs)
@@ -134,7 +136,7 @@ def _retry(
 
 
 def _extend(
-    before: Experiment,
+    before: ExperimentRow,
     spec: ExperimentSpec,
     configs: dict[int, str],
     further: Select[Any],
@@ -152,8 +154,8 @@ def _extend(
     reopen_experiment(rows, experiment, why)
 
 
-def _configure(spec: ExperimentSpec, trial: Trial) -> ConfigJson:
-    """Return a trial's configuration with the budget of a spec, where that is longer.
+def _configure(spec: ExperimentSpec, trial: TrialRow) -> ConfigJson:
+    """Return a trial's configuration with the budget of a spec, if that is longer.
 
     Raises:
         NothingToDoError: if it is, and the checkpoints are of another version.
@@ -175,7 +177,7 @@ def _configure(spec: ExperimentSpec, trial: Trial) -> ConfigJson:
     return content
 
 
-def _reopen_failed(rows: RowSession, experiment: Experiment, configs: dict[int, str]) -> int:
+def _reopen_failed(rows: RowSession, experiment: ExperimentRow, configs: dict[int, str]) -> int:
     """Open the failed and stalled trials of an experiment again; return how many there are.
 
     `configs` has the configurations, as JSON, with which they train. If a trial failed after it was
@@ -194,12 +196,12 @@ def _reopen_failed(rows: RowSession, experiment: Experiment, configs: dict[int, 
     return count
 
 
-_FAILED = choose(is_in(UNTRAINED) | (is_in(RANKED) & Trial.error.is_not(None)))
+_FAILED = choose(is_in(UNTRAINED) | (is_in(RANKED) & TrialRow.error.is_not(None)))
 _CANCELLED = choose(is_in(["cancelled"]))
 _LENGTHENED = choose(is_in(["cancelled", *RANKED]))
 
 
-def _check_checkpoints(experiment: Experiment) -> None:
+def _check_checkpoints(experiment: ExperimentRow) -> None:
     if experiment.kept in ("best", "none"):
         raise NothingToDoError(
             f"the checkpoints of experiment {experiment.id} were removed (`eigensweep prune`, "
@@ -208,7 +210,7 @@ def _check_checkpoints(experiment: Experiment) -> None:
         )
 
 
-def _check_time_left(experiment: Experiment, limit: float | None) -> None:
+def _check_time_left(experiment: ExperimentRow, limit: float | None) -> None:
     spent = spent_seconds(experiment, time.time())
     if limit is not None and spent >= limit:
         raise NothingToDoError(

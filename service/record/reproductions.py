@@ -1,4 +1,4 @@
-"""The reproductions that were asked for: jobs of the record, whose reports are files in a folder.
+"""The requested reproductions: jobs of the record, whose reports are files in a folder.
 
 Runs in the service's process. A folder below `reproductions` in the home folder is named by the
 digest of the suite and its budget, and holds the report's files. The experiments are in the record
@@ -33,7 +33,7 @@ from eigensweep.service.record.errors import (
 )
 from eigensweep.service.record.jobs import PATIENCE, AskedJob, Jobs
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.tables import OPERATOR, Job, JobKind
+from eigensweep.service.record.tables import OPERATOR, JobKind, JobRow
 from eigensweep.service.record.taking_up import take_up
 from eigensweep.workers.shared.durable_files import make_folder
 from eigensweep.workers.shared.states import ENDED
@@ -98,7 +98,7 @@ class ReproductionRecord(AskedJob):
         return {*self.first.values(), *self.experiments.values()}
 
     @classmethod
-    def of(cls, job: Job) -> Self:
+    def of(cls, job: JobRow) -> Self:
         read = super().of(job)
         asked: Any = read.analyses
         until: Any = read.until
@@ -138,8 +138,8 @@ class Reproductions:
     ) -> tuple[ReproductionRecord, bool]:
         """Open a reproduction and queue its experiments; return it, and whether it was opened.
 
-        With `until`, seeds are added until the primary claim is decided. Where that was so before,
-        within other limits, it goes on from the seeds that there are.
+        With `until`, seeds are added until the primary claim is decided. If it was decided before
+        within other limits, it goes on from the seeds that exist.
 
         The same request gives the same reproduction. It is opened again if it failed or was
         cancelled, if an experiment of it did, or if its report was removed; what has finished is
@@ -312,7 +312,7 @@ class Reproductions:
     def widen(self, found: ReproductionRecord, added: int) -> ReproductionRecord:
         """Queue what decides its primary claim with so many added seeds.
 
-        Seeds that are trained are taken over.
+        Trained seeds are taken over.
         """
         specs = make_specs(found.name, found.budget, added)
         return self.change(

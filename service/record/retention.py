@@ -1,8 +1,8 @@
-"""Which checkpoints of experiments that are over stay, and what is left to be removed.
+"""Which checkpoints of finished experiments are kept.
 
-A rule is written down before anything is removed, and `Reopening.extend` looks at it. So whoever
-dies in the middle, the next service goes on, and nobody counts on what is about to go. Runs in the
-service's process.
+A rule is recorded before anything is removed, and `Reopening.extend` reads it. So after a death in
+the middle the next service goes on, and nothing relies on checkpoints that are about to be removed.
+Runs in the service's process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from eigensweep.service.record import database
 from eigensweep.service.record.control import Control, lock
 from eigensweep.service.record.errors import NothingToDoError, WrongStateError
 from eigensweep.service.record.journal import emit
-from eigensweep.service.record.tables import Experiment, Job, Trial
+from eigensweep.service.record.tables import ExperimentRow, JobRow, TrialRow
 from eigensweep.workers.shared.checkpoints import Store, trial_key
 from eigensweep.workers.shared.states import ENDED, OPEN_TRIALS
 from eigensweep.workers.shared.thinning import STRICTNESS, Keep, stricter, thin_out
@@ -30,7 +30,7 @@ DAY: Final = 86_400.0
 
 @dataclass(frozen=True)
 class EndedTrial:
-    """A trial that is over, and its newest attempt: what a later one has committed is not ours."""
+    """An ended trial and its newest attempt; commits of a later attempt are not removed."""
 
     number: int
     attempt: int
@@ -46,11 +46,11 @@ class Named:
 
 
 class Retention(Control):
-    """The part of the record that says which checkpoints stay."""
+    """The part of the record that decides which checkpoints are kept."""
 
     @database.transaction
     def prune(self, session: Session, id: str, keep: Keep) -> None:
-        """Have checkpoints of an experiment that is over removed, but for those that `keep` names.
+        """Have checkpoints of a finished experiment removed, except those that `keep` names.
 
         Raises:
             ExperimentNotFoundError: if there is none of this id.
@@ -59,10 +59,10 @@ class Retention(Control):
         """
         experiment = lock(session, id)
         self.check_prunable(experiment)
-        job = session.get(Job, ("pruning", id))
+        job = session.get(JobRow, ("pruning", id))
         if job is None:
             now = time.time()
-            job = Job(kind="pruning", key=id, experiment_id=id, owner=experiment.owner)
+            job = JobRow(kind="pruning", key=id, experiment_id=id, owner=experiment.owner)
             job.created_at, job.due_at = now, now
             session.add(job)
         asked: Keep | None = job.request["keep"] if job.request else None
@@ -71,8 +71,8 @@ class Retention(Control):
         emit(session, experiment, "experiment.pruned", reason=keep)
 
     @staticmethod
-    def check_prunable(experiment: Experiment, ended_before: float | None = None) -> None:
-        """Refuse to remove checkpoints of an experiment that may need them, or is too young.
+    def check_prunable(experiment: ExperimentRow, ended_before: float | None = None) -> None:
+        """Refuse to remove checkpoints that may be needed, or that are too young.
 
         Raises:
             WrongStateError: if it is not over.
@@ -89,10 +89,10 @@ class Retention(Control):
             raise NothingToDoError(f"experiment {id} ended later than you asked for")
 
     def list_names(self, owner: str | None = None) -> list[Named]:
-        """Return who and what each experiment is, of all users or of one."""
-        query = select(Experiment.id, Experiment.name, Experiment.owner)
+        """Return owner and name of each experiment, of all users or of one."""
+        query = select(ExperimentRow.id, ExperimentRow.name, ExperimentRow.owner)
         if owner is not None:
-            query = query.where(Experiment.owner == owner)
+            query = query.where(ExperimentRow.owner == owner)
         return database.read(
             self.url, lambda session: [Named(*row) for row in session.execute(query)]
         )
@@ -100,7 +100,7 @@ class Retention(Control):
     def list_prunable(
         self, keep: Keep, ended_before: float | None = None, owner: str | None = None
     ) -> list[str]:
-        """Return the ids of experiments of which a rule has not removed yet what it would, by age.
+        """Return the ids of experiments to which a rule was not fully applied, the oldest first.
 
         Only those that ended before a time, in seconds since 1970, and only those of one owner.
         """
@@ -108,29 +108,33 @@ class Retention(Control):
             each for each in STRICTNESS if each and STRICTNESS[each] < STRICTNESS[keep]
         ]
         wanted: list[ColumnElement[bool]] = [
-            Experiment.state.in_(ENDED),
-            Experiment.tracked.is_(True),
+            ExperimentRow.state.in_(ENDED),
+            ExperimentRow.tracked.is_(True),
             or_(
-                Experiment.kept.is_(None),
-                Experiment.kept.in_(milder),
-                Experiment.pruned_at < Experiment.finished_at,
+                ExperimentRow.kept.is_(None),
+                ExperimentRow.kept.in_(milder),
+                ExperimentRow.pruned_at < ExperimentRow.finished_at,
             ),
         ]
         if ended_before is not None:
-            wanted.append(Experiment.finished_at <= ended_before)
+            wanted.append(ExperimentRow.finished_at <= ended_before)
         if owner is not None:
-            wanted.append(Experiment.owner == owner)
-        query = select(Experiment.id).where(*wanted).order_by(Experiment.finished_at, Experiment.id)
+            wanted.append(ExperimentRow.owner == owner)
+        query = (
+            select(ExperimentRow.id)
+            .where(*wanted)
+            .order_by(ExperimentRow.finished_at, ExperimentRow.id)
+        )
         return database.read(self.url, lambda session: list(session.scalars(query)))
 
     def list_ended_trials(self, id: str) -> list[EndedTrial]:
         """Return the trials of an experiment that are over; none if it goes on, or is gone."""
         query = (
-            select(Trial.number, Trial.attempt)
-            .join(Experiment, Experiment.id == Trial.experiment_id)
-            .where(Trial.experiment_id == id, Trial.state.not_in(OPEN_TRIALS))
-            .where(Experiment.state.in_(ENDED))
-            .order_by(Trial.number)
+            select(TrialRow.number, TrialRow.attempt)
+            .join(ExperimentRow, ExperimentRow.id == TrialRow.experiment_id)
+            .where(TrialRow.experiment_id == id, TrialRow.state.not_in(OPEN_TRIALS))
+            .where(ExperimentRow.state.in_(ENDED))
+            .order_by(TrialRow.number)
         )
         return database.read(
             self.url, lambda session: [EndedTrial(*row) for row in session.execute(query)]
@@ -155,8 +159,8 @@ class Retention(Control):
             NotLeadingError: if another service leads.
         """
         self.fence(session)
-        experiment = session.get(Experiment, id, with_for_update=True)
-        job = session.get(Job, ("pruning", id))
+        experiment = session.get(ExperimentRow, id, with_for_update=True)
+        job = session.get(JobRow, ("pruning", id))
         if experiment is not None and job is not None and job.request["keep"] == keep:
             session.delete(job)
             experiment.pruned_at = time.time()

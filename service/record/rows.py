@@ -57,7 +57,7 @@ class RowSession:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._rows: dict[tuple[type, Any], SimpleNamespace | None] = {}
-        self._read: dict[tuple[type, Any], dict[str, Any]] = {}
+        self._read: dict[tuple[type, Any], dict[str, object]] = {}
         self._new: list[Any] = []
 
     def get(self, entity: type[T], ident: Any, *, lock: bool = False) -> T | None:
@@ -164,7 +164,7 @@ class _Prepared:
         self.text: str = compiled.string
         self._dialect = dialect
         self._order: list[str] | None = compiled.positiontup if compiled.positional else None
-        self._constants: dict[str, Any] = compiled.params
+        self._constants: dict[str, object] = compiled.params
         kinds = {name: each.type for name, each in compiled.binds.items()}
         found = {name: _own(kind, dialect).bind_processor(dialect) for name, kind in kinds.items()}
         self._to_database = {name: convert for name, convert in found.items() if convert}
@@ -174,7 +174,7 @@ class _Prepared:
         self._from_database: list[tuple[str, Convert]] | None = None
         """Columns whose values are converted; known after the first row."""
 
-    def bind(self, values: Mapping[str, Any]) -> dict[str, Any] | tuple[Any, ...]:
+    def bind(self, values: Mapping[str, Any]) -> dict[str, object] | tuple[Any, ...]:
         """Return values as the database's driver takes them."""
         bound = {**self._constants, **values}
         for name, convert in self._to_database.items():
@@ -257,11 +257,11 @@ def _execute(connection: Connection, prepared: _Prepared, values: Mapping[str, A
     return cursor
 
 
-def _name_key(key: tuple[Any, ...]) -> dict[str, Any]:
+def _name_key(key: tuple[Any, ...]) -> dict[str, object]:
     return {f"key_{place}": part for place, part in enumerate(key)}
 
 
-def _name_new(values: Mapping[str, Any]) -> dict[str, Any]:
+def _name_new(values: Mapping[str, Any]) -> dict[str, object]:
     return {f"new_{name}": value for name, value in values.items()}
 
 
@@ -276,7 +276,7 @@ def _is_named(table: Table) -> list[Any]:
 
 
 @lru_cache
-def _find_defaults(table: Table) -> dict[str, Any]:
+def _find_defaults(table: Table) -> dict[str, object]:
     """Return what columns hold where nothing is said."""
     defaults: dict[str, Any] = {column.key: column.default for column in table.columns}
     return {
@@ -284,7 +284,7 @@ def _find_defaults(table: Table) -> dict[str, Any]:
     }
 
 
-def _bind(table: Table, names: tuple[str, ...]) -> dict[str, Any]:
+def _bind(table: Table, names: tuple[str, ...]) -> dict[str, object]:
     return {name: bindparam(f"new_{name}", type_=table.c[name].type) for name in names}
 
 

@@ -1,8 +1,8 @@
 """What each running experiment may have of the cluster. The leader computes it, drivers read it.
 
-It stands in the experiment's row, beside what its driver wants. While nobody computes it, each
-driver keeps to what stands there. A driver that has just begun finds nothing: its share is computed
-with its first wish, so that its trials wait for nobody.
+The share is in the experiment's row, beside its driver's demand. While nobody computes shares, each
+driver keeps to the last one. The share of a new driver is computed with its first demand, so that
+its trials need not wait for the leader.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session, defer
 
 from eigensweep.service.record import database
-from eigensweep.service.record.tables import Experiment, Trial
+from eigensweep.service.record.tables import ExperimentRow, TrialRow
 from eigensweep.workers.shared.fair_shares import Allotment, Claimant, Demand, allot, share_out
-from eigensweep.workers.shared.messages import Json
 from eigensweep.workers.shared.states import PHASES
 
 ALLOTMENT: Final = "allotment"
@@ -25,7 +24,7 @@ ALLOTMENT: Final = "allotment"
 
 
 class Shares:
-    """Keeps what all experiments may have; shares are computed where what is wanted has changed."""
+    """Keeps the shares of all experiments, and computes them anew when a demand has changed."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -34,7 +33,7 @@ class Shares:
         self._shares: dict[str, int] = {}
 
     def keep(self) -> None:
-        """Compute what each experiment may have now, and write down what has changed.
+        """Compute each experiment's share, and write the changed ones.
 
         Raises:
             SQLAlchemyError: if the database does not answer.
@@ -54,7 +53,7 @@ class Shares:
             database.write(self._url, partial(_put, changed))
 
 
-def record_demand(session: Session, experiment: Experiment, demand: Demand) -> None:
+def record_demand(session: Session, experiment: ExperimentRow, demand: Demand) -> None:
     """Record what an experiment wants; what it may have stays, and is computed if it is missing."""
     known = (experiment.wants or {}).get(ALLOTMENT)
     experiment.wants = {**demand.to_dict(), ALLOTMENT: known}
@@ -65,22 +64,27 @@ def record_demand(session: Session, experiment: Experiment, demand: Demand) -> N
             experiment.wants = {**demand.to_dict(), ALLOTMENT: found.to_dict()}
 
 
-def read_allotment(wants: Json | None) -> Allotment | None:
+def read_allotment(wants: dict[str, object] | None) -> Allotment | None:
     """Return what stands in a row's `wants` of what the experiment may have; None: nothing."""
     known = (wants or {}).get(ALLOTMENT)
-    return None if known is None else Allotment.from_dict(known)
+    return Allotment.from_dict(known) if isinstance(known, dict) else None
 
 
 def _read(session: Session) -> list[tuple[Claimant, Allotment | None]]:
     """Return the experiments whose trials run or may run, with what is known of each share."""
     running = (
         select(func.count())
-        .where(Trial.experiment_id == Experiment.id, Trial.state == "running")
+        .where(TrialRow.experiment_id == ExperimentRow.id, TrialRow.state == "running")
         .scalar_subquery()
     )
-    columns = Experiment.id, Experiment.owner, Experiment.priority, Experiment.created_at
-    query = select(*columns, Experiment.wants, running).where(
-        Experiment.state.in_(PHASES), Experiment.wants.is_not(None)
+    columns = (
+        ExperimentRow.id,
+        ExperimentRow.owner,
+        ExperimentRow.priority,
+        ExperimentRow.created_at,
+    )
+    query = select(*columns, ExperimentRow.wants, running).where(
+        ExperimentRow.state.in_(PHASES), ExperimentRow.wants.is_not(None)
     )
     return [
         (
@@ -91,12 +95,12 @@ def _read(session: Session) -> list[tuple[Claimant, Allotment | None]]:
     ]
 
 
-def _put(changed: dict[str, Json], session: Session) -> None:
+def _put(changed: dict[str, dict[str, object]], session: Session) -> None:
     rows = (
-        select(Experiment)
-        .where(Experiment.id.in_(changed))
-        .options(defer(Experiment.spec))
-        .order_by(Experiment.id)
+        select(ExperimentRow)
+        .where(ExperimentRow.id.in_(changed))
+        .options(defer(ExperimentRow.spec))
+        .order_by(ExperimentRow.id)
         .with_for_update()
     )
     for row in session.scalars(rows):

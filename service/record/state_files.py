@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from eigensweep.service.record import database
 from eigensweep.service.record.analyses import AnalysisRecord
 from eigensweep.service.record.reproductions import ReproductionRecord
-from eigensweep.service.record.tables import Job
+from eigensweep.service.record.tables import JobRow
 
 logger = logging.getLogger(__name__)
 
@@ -42,12 +42,12 @@ def take_over(url: str, home: Path) -> None:
                 path.with_name("request.json").unlink(missing_ok=True)
 
 
-def _add_if_new(job: Job, session: Session) -> None:
-    if session.get(Job, (job.kind, job.key)) is None:
+def _add_if_new(job: JobRow, session: Session) -> None:
+    if session.get(JobRow, (job.kind, job.key)) is None:
         session.merge(job)
 
 
-def _read_analysis(folder: Path, state: dict[str, Any]) -> Job:
+def _read_analysis(folder: Path, state: dict[str, Any]) -> JobRow:
     subject: dict[str, Any] = {}
     try:
         whole = json.loads((folder / "request.json").read_bytes())
@@ -58,5 +58,5 @@ def _read_analysis(folder: Path, state: dict[str, Any]) -> Job:
     return AnalysisRecord(**state, subject=subject).to_job()
 
 
-def _read_reproduction(folder: Path, state: dict[str, Any]) -> Job:
+def _read_reproduction(folder: Path, state: dict[str, Any]) -> JobRow:
     return ReproductionRecord(**state).to_job()

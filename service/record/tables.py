@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict, cast
+from typing import Any, Literal, TypedDict
 
 from sqlalchemy import (
     JSON,
@@ -22,7 +22,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from eigensweep.direction import Better
 from eigensweep.results.ranking import UNRANKED
-from eigensweep.workers.shared.messages import ConfigJson, Json, Metrics, Params, SpecJson
+from eigensweep.workers.shared.messages import ConfigJson, Metrics, NoticeKind, Params, SpecJson
 from eigensweep.workers.shared.states import Outcome
 from eigensweep.workers.shared.thinning import Keep
 
@@ -56,6 +56,25 @@ class ResultJson(TypedDict, total=False):
     seconds: float
     parameters: dict[str, int]
     reused_from: SourceJson | None
+
+
+class NoticeJson(TypedDict):
+    """A `Notice`."""
+
+    kind: NoticeKind
+    words: str
+    node: str | None
+    until: float | None
+
+
+class PlaceJson(TypedDict, total=False):
+    """A `Place`."""
+
+    node: str
+    pid: int
+    device: str
+    lanes: int | None
+    node_id: str | None
 
 
 class EarlierJson(TypedDict):
@@ -124,7 +143,7 @@ class Base(DeclarativeBase):
     )
 
 
-class Experiment(Base):
+class ExperimentRow(Base):
     """One posted experiment: its place in the queue, its state, and its newest driver."""
 
     __tablename__ = "experiments"
@@ -152,9 +171,9 @@ class Experiment(Base):
     state: Mapped[str] = mapped_column(String(16), default="queued")
     total: Mapped[int | None] = mapped_column(BigInteger)
     error: Mapped[str | None] = mapped_column(Text)
-    notices: Mapped[list[Json] | None] = mapped_column(JsonColumn)
+    notices: Mapped[list[NoticeJson] | None] = mapped_column(JsonColumn)
     """Each `Notice` that its driver gives now: why it comes on slowly; None if there is none."""
-    wants: Mapped[Json | None] = mapped_column(JsonColumn)
+    wants: Mapped[dict[str, object] | None] = mapped_column(JsonColumn)
     """The `Demand` that its driver gave last, with what it may have (`shares`); None before."""
     run_id: Mapped[str | None] = mapped_column(Text)
     run_project: Mapped[str | None] = mapped_column(Text)
@@ -203,7 +222,7 @@ class Experiment(Base):
     """Digest of the posted body; it differs if the same key comes with another body."""
 
 
-class Trial(Base):
+class TrialRow(Base):
     """One configuration of an experiment."""
 
     __tablename__ = "trials"
@@ -236,10 +255,10 @@ class Trial(Base):
     """What decides the ranking before `rank`: 0, less the seeds that a race has added."""
     rank: Mapped[float] = mapped_column(Double, default=UNRANKED)
     """The value, negated where higher is better, so that the best comes first."""
-    result: Mapped[Json | None] = mapped_column(JsonColumn)
-    lineage: Mapped[list[Json] | None] = mapped_column(JsonColumn)
+    result: Mapped[ResultJson | None] = mapped_column(JsonColumn)
+    lineage: Mapped[list[dict[str, object]] | None] = mapped_column(JsonColumn)
     """Each `Takeover`, by step; None if there was none, so that it has one configuration."""
-    sampler_state: Mapped[Json | None] = mapped_column(JsonColumn)
+    sampler_state: Mapped[dict[str, object] | None] = mapped_column(JsonColumn)
     """What the sampler that drew it noted with it; None: nothing."""
     error: Mapped[str | None] = mapped_column(Text)
     run_id: Mapped[str | None] = mapped_column(Text)
@@ -260,7 +279,7 @@ class Trial(Base):
     @property
     def scores(self) -> ResultJson:
         """The result as it is stored; empty before there is one."""
-        return cast(ResultJson, self.result or {})
+        return self.result or {}
 
 
 class TrialCount(Base):
@@ -285,7 +304,7 @@ def _of_trial() -> ForeignKeyConstraint:
     )
 
 
-class Attempt(Base):
+class AttemptRow(Base):
     """One process of a trial: where it ran, and why it ended early, if it did."""
 
     __tablename__ = "attempts"
@@ -301,10 +320,10 @@ class Attempt(Base):
     """Up to when its time is counted in what the trial has used; None: not at all yet."""
     token: Mapped[str] = mapped_column(String(32))
     """Made by the caller of `begin`: a call repeated after a lost answer starts nothing new."""
-    place: Mapped[Json] = mapped_column(JsonColumn, default=dict)
+    place: Mapped[PlaceJson] = mapped_column(JsonColumn, default=dict)
 
 
-class Report(Base):
+class ReportRow(Base):
     """What a trial reported at a rung."""
 
     __tablename__ = "reports"
@@ -329,7 +348,7 @@ class Webhook(Base):
     url: Mapped[str] = mapped_column(Text, primary_key=True)
 
 
-class Job(Base):
+class JobRow(Base):
     """Something that the service does beside experiments, until it is done or given up."""
 
     __tablename__ = "jobs"
@@ -344,9 +363,9 @@ class Job(Base):
     """The experiment with which the job is removed; None: it stays."""
     owner: Mapped[str | None] = mapped_column(String(64))
     state: Mapped[str] = mapped_column(String(16), default="queued")
-    request: Mapped[Json] = mapped_column(JsonColumn)
+    request: Mapped[dict[str, Any]] = mapped_column(JsonColumn)
     """What is to be done. Each kind has its own form."""
-    outcome: Mapped[Json | None] = mapped_column(JsonColumn)
+    outcome: Mapped[dict[str, Any] | None] = mapped_column(JsonColumn)
     """What came of it, beside files and `error`."""
     error: Mapped[str | None] = mapped_column(Text)
     """Why it failed, or why its last try was in vain."""
@@ -371,7 +390,7 @@ class Leader(Base):
     heartbeat_at: Mapped[float] = mapped_column(Double)
 
 
-class Event(Base):
+class EventRow(Base):
     """Something that happened. It is written in the transaction of the change it reports."""
 
     __tablename__ = "events"

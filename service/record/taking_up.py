@@ -1,8 +1,8 @@
 """Takes up the results of a reproduction that another machine has kept in a file.
 
-Each of its experiments is recorded as ended, with the trials and curves of the
-file and without weights. From then on they are found as any results are: by the hash of their
-configuration, so that nothing of them is trained again. Runs in the service's process.
+Each of its experiments is recorded as ended, with the trials and curves of the file and without
+weights. From then on their results are found like all others, by the hash of the configuration, so
+that they are not trained again. Runs in the service's process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record import database
 from eigensweep.service.record.journal import budget_of, replace_non_finite
 from eigensweep.service.record.posting import make_row
-from eigensweep.service.record.tables import Experiment, Trial
+from eigensweep.service.record.tables import ExperimentRow, TrialRow
 from eigensweep.workers.shared.checkpoints import Store, replicate_key, trial_key
 from eigensweep.workers.shared.messages import Result
 from eigensweep.workers.shared.results import split_seeds, summarise
@@ -51,7 +51,7 @@ def _take_up(
     storage: str,
 ) -> None:
     row = _make_row(results, experiment, len(trials))
-    same = select(Experiment.id).where(Experiment.idempotency_key == row.idempotency_key)
+    same = select(ExperimentRow.id).where(ExperimentRow.idempotency_key == row.idempotency_key)
     if database.read(url, lambda session: session.scalars(same).first()) is not None:
         return
     rows = [_make_trial(results, each, row) for each in trials]
@@ -60,13 +60,13 @@ def _take_up(
     database.write(url, partial(_add, row, rows))
 
 
-def _add(row: Experiment, trials: list[Trial], session: Session) -> None:
+def _add(row: ExperimentRow, trials: list[TrialRow], session: Session) -> None:
     session.add(row)
     session.flush()
     session.add_all(trials)
 
 
-def _make_row(results: Results, experiment: KeptExperiment, total: int) -> Experiment:
+def _make_row(results: Results, experiment: KeptExperiment, total: int) -> ExperimentRow:
     spec = ExperimentSpec.from_stored(experiment.spec)
     words = f"Results that were taken up from a file, trained on {results.origin}"
     spec = spec.model_copy(update={"name": f"{spec.name}, taken up", "description": words})
@@ -78,10 +78,10 @@ def _make_row(results: Results, experiment: KeptExperiment, total: int) -> Exper
     return row
 
 
-def _make_trial(results: Results, trial: KeptTrial, row: Experiment) -> Trial:
+def _make_trial(results: Results, trial: KeptTrial, row: ExperimentRow) -> TrialRow:
     result, config = _add_origin(trial, results.origin), dict(trial.config or {})
     state = "diverged" if result.outcome == "diverged" else "completed"
-    return Trial(
+    return TrialRow(
         experiment_id=row.id,
         number=trial.number,
         arm=trial.arm,

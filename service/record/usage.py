@@ -1,7 +1,7 @@
-"""What trials have used: seconds of their processes, and of the devices that these occupied.
+"""What trials have used: seconds of their processes, and of the devices that they occupied.
 
-It is counted where an attempt reports or ends, in the same transaction, and summed up in the rows
-of the trial and of its experiment: so no list has to read attempts. Runs in the service's process
+Usage is counted when an attempt reports or ends, in the same transaction, and summed up in the rows
+of the trial and its experiment, so that no list has to read attempts. Runs in the service's process
 and in drivers.
 """
 
@@ -15,7 +15,7 @@ from sqlalchemy import func, select
 from eigensweep.search_spaces.lanes import count_members
 from eigensweep.service.record import database
 from eigensweep.service.record.rows import Rows
-from eigensweep.service.record.tables import Attempt, Experiment, Trial
+from eigensweep.service.record.tables import AttemptRow, ExperimentRow, TrialRow
 from eigensweep.workers.shared.messages import SpecJson
 
 
@@ -57,12 +57,12 @@ def devices_of(spec: SpecJson, lanes: int | None = None) -> Devices:
     return Devices(float(cpus) / members, float(gpus) / members)
 
 
-def count_use(session: Rows, trial: Trial, attempt: Attempt) -> None:
+def count_use(session: Rows, trial: TrialRow, attempt: AttemptRow) -> None:
     """Add the time since this attempt was counted last to its trial and its experiment."""
     now = time.time()
     seconds = max(0.0, now - (attempt.counted_at or attempt.started_at))
     attempt.counted_at = now
-    experiment = session.get_one(Experiment, trial.experiment_id)
+    experiment = session.get_one(ExperimentRow, trial.experiment_id)
     devices = devices_of(experiment.spec, (attempt.place or {}).get("lanes"))
     for row in (trial, experiment):
         row.trial_seconds += seconds
@@ -78,13 +78,13 @@ def sum_by_user(url: str) -> list[UserUsage]:
     """
     query = (
         select(
-            Experiment.owner,
+            ExperimentRow.owner,
             func.count(),
-            func.sum(Experiment.trial_seconds),
-            func.sum(Experiment.cpu_seconds),
-            func.sum(Experiment.gpu_seconds),
+            func.sum(ExperimentRow.trial_seconds),
+            func.sum(ExperimentRow.cpu_seconds),
+            func.sum(ExperimentRow.gpu_seconds),
         )
-        .group_by(Experiment.owner)
-        .order_by(Experiment.owner)
+        .group_by(ExperimentRow.owner)
+        .order_by(ExperimentRow.owner)
     )
     return database.read(url, lambda session: [UserUsage(*row) for row in session.execute(query)])

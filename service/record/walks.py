@@ -1,4 +1,4 @@
-"""Trials of one experiment, read and written part by part: there may be 100,000 of them.
+"""Reads and writes the trials of one experiment in batches: there may be 100,000 of them.
 
 Runs in the service's process and in drivers.
 """
@@ -11,21 +11,21 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Select, bindparam, or_, select
 
 from eigensweep.service.record.rows import RowSession
-from eigensweep.service.record.tables import Trial
+from eigensweep.service.record.tables import TrialRow
 
 AT_ONCE: Final = 500
-"""Trials that are in memory at a time."""
+"""The size of a batch."""
 
 
-def walk(rows: RowSession, chosen: Select[Any], id: str) -> Iterator[tuple[RowSession, Trial]]:
-    """Yield trials of an experiment, each with the session that writes what is changed in it.
+def walk(rows: RowSession, chosen: Select[Any], id: str) -> Iterator[tuple[RowSession, TrialRow]]:
+    """Yield trials of an experiment, each with the session that writes its changes.
 
     `chosen` is what `choose` returned.
     """
     after = -1
     while True:
         part = rows.make_part()
-        trials = part.get_all(Trial, chosen, {"id": id, "after": after, "most": AT_ONCE})
+        trials = part.get_all(TrialRow, chosen, {"id": id, "after": after, "most": AT_ONCE})
         if not trials:
             return
         for trial in trials:
@@ -39,15 +39,15 @@ def choose(condition: ColumnElement[bool]) -> Select[Any]:
 
     Make it once: to put it together costs more than to ask it.
     """
-    mine = Trial.experiment_id == bindparam("id"), Trial.number > bindparam("after")
+    mine = TrialRow.experiment_id == bindparam("id"), TrialRow.number > bindparam("after")
     return (
-        select(Trial.__table__)
+        select(TrialRow.__table__)
         .where(*mine, condition)
-        .order_by(Trial.number)
+        .order_by(TrialRow.number)
         .limit(bindparam("most"))
     )
 
 
 def is_in(states: Iterable[str]) -> ColumnElement[bool]:
     """Return the condition that a trial is in one of these states."""
-    return or_(*(Trial.state == state for state in sorted(states)))
+    return or_(*(TrialRow.state == state for state in sorted(states)))

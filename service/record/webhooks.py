@@ -10,17 +10,16 @@ from sqlalchemy.orm import Session
 from eigensweep.results.ranking import RANKED
 from eigensweep.service.record import database
 from eigensweep.service.record.queries import count_states
-from eigensweep.service.record.tables import Experiment, Job
-from eigensweep.workers.shared.messages import Json
+from eigensweep.service.record.tables import ExperimentRow, JobRow
 
 
-def make_message(url: str, job: Job) -> Json | None:
+def make_message(url: str, job: JobRow) -> dict[str, object] | None:
     """Return the content of a message; None if its experiment was deleted meanwhile."""
     return database.read(url, partial(_describe, job))
 
 
-def _describe(job: Job, session: Session) -> Json | None:
-    if (experiment := session.get(Experiment, job.experiment_id)) is None:
+def _describe(job: JobRow, session: Session) -> dict[str, object] | None:
+    if (experiment := session.get(ExperimentRow, job.experiment_id)) is None:
         return None
     counts = count_states(session, [experiment.id])[experiment.id]
     trials = {state: count.trials for state, count in sorted(counts.items())}

@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 from sqlalchemy import select
 
 from eigensweep.service.record import database
-from eigensweep.service.record.tables import Event
+from eigensweep.service.record.tables import EventRow
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.states import ENDED
 
@@ -100,7 +100,7 @@ class Grid:
 
     def _check_ends(self, service: Any, id: str) -> None:
         """Check that the record holds one end of each trial, and one of the experiment."""
-        wanted = select(Event.kind, Event.data).where(Event.experiment_id == id)
+        wanted = select(EventRow.kind, EventRow.data).where(EventRow.experiment_id == id)
         events = database.read(service.database_url, lambda session: session.execute(wanted).all())
         ends = Counter(data["trial"] for kind, data in events if kind == "trial.completed")
         assert ends == dict.fromkeys(range(self.trials), 1)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import boto3
 import pytest
+from moto import backends
 from moto.server import ThreadedMotoServer
 from s3fs import S3FileSystem
 
@@ -28,6 +30,7 @@ def serve_with_outages(
     bucket: str = "lab",
 ) -> Iterator[tuple[str, Callable[[], AbstractContextManager[None]]]]:
     """Do the same; yield also what ends the server for a while, which then has all it had."""
+    modules = frozenset(backends.list_of_moto_modules())
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -54,6 +57,9 @@ def serve_with_outages(
         with pytest.MonkeyPatch.context() as patch:  # and not `patch.dict`, which would take back
             for name, value in access.items():  # the token that Ray remembers
                 patch.setenv(name, value)
+            # For each request the server looks through a folder, and writes a line of log.
+            patch.setattr(backends, "list_of_moto_modules", lambda: modules)
+            patch.setattr(logging.getLogger("werkzeug"), "disabled", True)
             boto3.client("s3").create_bucket(Bucket=bucket)
             yield f"s3://{bucket}", outage
     finally:

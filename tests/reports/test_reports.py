@@ -18,7 +18,7 @@ from eigensweep.reports import pictures
 from eigensweep.reports.book import make_page
 from eigensweep.reports.front import EarlierReport, Shown, write_claims, write_logs
 from eigensweep.reports.markdown import write_report
-from eigensweep.reports.measurements import Measured, find_number, first_step
+from eigensweep.reports.measurements import ArmsMeasured, find_number, first_step
 from eigensweep.reports.messages import (
     FILES,
     HTML,
@@ -33,12 +33,12 @@ from eigensweep.reports.messages import (
     ReportOutcome,
 )
 from eigensweep.reports.page import LARGEST
-from eigensweep.reports.report import Curves, Line, ReadOff, ReportContent
+from eigensweep.reports.report import ArmCurve, ExperimentCurves, ReadOff, ReportContent
 from eigensweep.reports.report import make_report as judge_results
 from eigensweep.reports.results import collect
 from eigensweep.reports.verdicts import (
-    Side,
-    Standing,
+    ArmNumbers,
+    ClaimVerdict,
     judge_alike,
     judge_all,
     judge_bounds,
@@ -62,27 +62,37 @@ class TestOrder:
     @pytest.mark.parametrize(
         ("side", "other", "verdict", "words"),
         [
-            (Side(LOW), Side(HIGH), "holds", "all comparisons hold"),
-            (Side(HIGH), Side(LOW), "does not hold", "other way"),
-            (Side(LOW), Side(NEAR), "not distinguishable", "may be chance"),
-            (Side({0: 0.1}), Side({0: 0.3}), "not distinguishable", "may be chance"),
-            (Side(LOW), Side({7: 0.3, 8: 0.4}), "not comparable", "cannot be made"),
-            (Side(missing="lost"), Side(HIGH), "not comparable", "cannot be made"),
-            (Side(LOW), Side(diverged=frozenset({0, 1, 2})), "holds", "hold"),
-            (Side(diverged=frozenset({0, 1, 2})), Side(HIGH), "does not hold", "other way"),
+            (ArmNumbers(LOW), ArmNumbers(HIGH), "holds", "all comparisons hold"),
+            (ArmNumbers(HIGH), ArmNumbers(LOW), "does not hold", "other way"),
+            (ArmNumbers(LOW), ArmNumbers(NEAR), "not distinguishable", "may be chance"),
+            (ArmNumbers({0: 0.1}), ArmNumbers({0: 0.3}), "not distinguishable", "may be chance"),
+            (ArmNumbers(LOW), ArmNumbers({7: 0.3, 8: 0.4}), "not comparable", "cannot be made"),
+            (ArmNumbers(missing="lost"), ArmNumbers(HIGH), "not comparable", "cannot be made"),
+            (ArmNumbers(LOW), ArmNumbers(diverged=frozenset({0, 1, 2})), "holds", "hold"),
             (
-                Side({0: 0.1, 1: 0.11, 2: 0.1}, diverged=frozenset({3})),
-                Side({**HIGH, 3: 0.3}),
+                ArmNumbers(diverged=frozenset({0, 1, 2})),
+                ArmNumbers(HIGH),
+                "does not hold",
+                "other way",
+            ),
+            (
+                ArmNumbers({0: 0.1, 1: 0.11, 2: 0.1}, diverged=frozenset({3})),
+                ArmNumbers({**HIGH, 3: 0.3}),
                 "not distinguishable",
                 "may be chance",
             ),
             (
-                Side({0: inf, 1: inf}, last=90.0),
-                Side({0: inf, 1: inf}, last=90.0),
+                ArmNumbers({0: inf, 1: inf}, last=90.0),
+                ArmNumbers({0: inf, 1: inf}, last=90.0),
                 "not distinguishable",
                 "may be chance",
             ),
-            (Side(LOW, doubt="it was busy"), Side(HIGH), "not comparable", "cannot be made"),
+            (
+                ArmNumbers(LOW, doubt="it was busy"),
+                ArmNumbers(HIGH),
+                "not comparable",
+                "cannot be made",
+            ),
         ],
     )
     def test_one_against_another(self, side, other, verdict, words):
@@ -91,47 +101,54 @@ class TestOrder:
         assert words in found.because
 
     def test_higher_may_be_better(self):
-        assert judge_order("a", Side(HIGH), {"b": Side(LOW)}, "higher").verdict == "holds"
+        assert (
+            judge_order("a", ArmNumbers(HIGH), {"b": ArmNumbers(LOW)}, "higher").verdict == "holds"
+        )
 
     def test_against_several_the_p_values_are_corrected(self):
-        sides = {"b": Side(HIGH), "c": Side({0: 0.5, 1: 0.52, 2: 0.49})}
-        alone = judge_order("a", Side(LOW), {"b": sides["b"]}).pairs[0].p
-        together = judge_order("a", Side(LOW), sides)
+        sides = {"b": ArmNumbers(HIGH), "c": ArmNumbers({0: 0.5, 1: 0.52, 2: 0.49})}
+        alone = judge_order("a", ArmNumbers(LOW), {"b": sides["b"]}).pairs[0].p
+        together = judge_order("a", ArmNumbers(LOW), sides)
         assert together.verdict == "holds"
         assert alone is not None
         assert max(pair.p or 0 for pair in together.pairs) >= alone
 
     def test_one_failing_comparison_decides(self):
         found = judge_order(
-            "a", Side(HIGH), {"b": Side({0: 0.5, 1: 0.52, 2: 0.49}), "c": Side(LOW)}
+            "a",
+            ArmNumbers(HIGH),
+            {"b": ArmNumbers({0: 0.5, 1: 0.52, 2: 0.49}), "c": ArmNumbers(LOW)},
         )
         assert [pair.verdict for pair in found.pairs] == ["holds", "does not hold"]
         assert found.verdict == "does not hold"
 
     def test_ratios_tell_losses_apart_whose_differences_do_not(self):
         small, large = {0: 1e-6, 1: 3e-5, 2: 2e-4}, {0: 0.01, 1: 0.2, 2: 0.9}
-        assert judge_order("a", Side(small), {"b": Side(large)}).verdict == "not distinguishable"
-        found = judge_order("a", Side(small), {"b": Side(large)}, logarithms=True)
+        assert (
+            judge_order("a", ArmNumbers(small), {"b": ArmNumbers(large)}).verdict
+            == "not distinguishable"
+        )
+        found = judge_order("a", ArmNumbers(small), {"b": ArmNumbers(large)}, logarithms=True)
         assert found.verdict == "holds"
         assert found.pairs[0].ratio == pytest.approx(
             (1e-4 * 1.5e-4 * 2e-4 / 0.9) ** (1 / 3), rel=1e-6
         )
 
     def test_it_says_what_so_many_seeds_could_have_shown(self):
-        (pair,) = judge_order("a", Side(LOW), {"b": Side(NEAR)}).pairs
+        (pair,) = judge_order("a", ArmNumbers(LOW), {"b": ArmNumbers(NEAR)}).pairs
         assert pair.detectable == pytest.approx(0.0942, abs=1e-3)
         assert pair.seeds is None  # more than a thousand
-        apart = Side({seed: value + 0.05 for seed, value in NEAR.items()})
-        assert judge_order("a", Side(LOW), {"b": apart}).pairs[0].seeds > 3
-        assert judge_order("a", Side(LOW), {"b": Side(HIGH)}).pairs[0].seeds is None
-        (pair,) = judge_order("a", Side(LOW), {"b": Side(NEAR)}, logarithms=True).pairs
+        apart = ArmNumbers({seed: value + 0.05 for seed, value in NEAR.items()})
+        assert judge_order("a", ArmNumbers(LOW), {"b": apart}).pairs[0].seeds > 3
+        assert judge_order("a", ArmNumbers(LOW), {"b": ArmNumbers(HIGH)}).pairs[0].seeds is None
+        (pair,) = judge_order("a", ArmNumbers(LOW), {"b": ArmNumbers(NEAR)}, logarithms=True).pairs
         assert pair.detectable is None
         assert pair.detectable_ratio == pytest.approx(2.616, abs=0.01)
 
 
 class TestFirstSteps:
-    EARLY = Side(dict(enumerate([100.0, 90.0, 110.0, 100.0])), last=800.0)
-    LATE = Side(dict(enumerate([400.0, inf, inf, inf])), last=800.0)
+    EARLY = ArmNumbers(dict(enumerate([100.0, 90.0, 110.0, 100.0])), last=800.0)
+    LATE = ArmNumbers(dict(enumerate([400.0, inf, inf, inf])), last=800.0)
 
     def test_one_that_never_gets_there_is_later_than_the_budget(self):
         found = judge_order("a", self.EARLY, {"b": self.LATE})
@@ -143,7 +160,7 @@ class TestFirstSteps:
         assert judge_order("b", self.LATE, {"a": self.EARLY}).verdict == "does not hold"
 
     def test_three_seeds_cannot_decide_and_the_report_says_so(self):
-        three = [Side({k: s for k, s in each.values.items() if k < 3}, last=800.0)
+        three = [ArmNumbers({k: s for k, s in each.values.items() if k < 3}, last=800.0)
                  for each in (self.EARLY, self.LATE)]  # fmt: skip
         (pair,) = judge_order("a", three[0], {"b": three[1]}).pairs
         assert pair.verdict == "not distinguishable"
@@ -159,7 +176,7 @@ class TestFirstSteps:
         ],
     )
     def test_by_a_step_means_in_most_trainings(self, steps, verdict):
-        side = Side(dict(enumerate(steps)), last=1500.0)
+        side = ArmNumbers(dict(enumerate(steps)), last=1500.0)
         assert judge_bounds(side, at_most=500).verdict == verdict
 
     def test_a_spike_after_it_got_there_changes_nothing(self):
@@ -168,17 +185,19 @@ class TestFirstSteps:
 
 class TestAlike:
     def test_two_one_sided_tests_show_that_arms_are_the_same(self):
-        a = Side({0: 1.00, 1: 1.02, 2: 0.99, 3: 1.01})
-        b = Side({0: 1.01, 1: 1.01, 2: 1.00, 3: 1.00})
+        a = ArmNumbers({0: 1.00, 1: 1.02, 2: 0.99, 3: 1.01})
+        b = ArmNumbers({0: 1.01, 1: 1.01, 2: 1.00, 3: 1.00})
         assert judge_alike("a", a, {"b": b}, 0.1).verdict == "holds"
-        assert judge_alike("a", a, {"b": Side(LOW)}, 0.1).verdict == "does not hold"
-        wide = Side({0: 0.8, 1: 1.3, 2: 0.9, 3: 1.2})
+        assert judge_alike("a", a, {"b": ArmNumbers(LOW)}, 0.1).verdict == "does not hold"
+        wide = ArmNumbers({0: 0.8, 1: 1.3, 2: 0.9, 3: 1.2})
         assert judge_alike("a", a, {"b": wide}, 0.1).verdict == "not distinguishable"
-        assert judge_alike("a", a, {"b": Side(missing="lost")}, 0.1).verdict == "not comparable"
+        assert (
+            judge_alike("a", a, {"b": ArmNumbers(missing="lost")}, 0.1).verdict == "not comparable"
+        )
 
     def test_sides_whose_difference_is_shown_none_are_equivalent(self):
-        a = Side({k: 1 + k / 100 for k in range(6)})
-        c = Side({k: v + (-1) ** k / 50 for k, v in a.values.items()})
+        a = ArmNumbers({k: 1 + k / 100 for k in range(6)})
+        c = ArmNumbers({k: v + (-1) ** k / 50 for k, v in a.values.items()})
         assert judge_order("a", a, {"c": c}).verdict == "not distinguishable"
         found = judge_order("a", a, {"c": c}, alike_within=0.2)
         assert found.verdict == "equivalent"
@@ -190,38 +209,38 @@ class TestAnyLook:
     """Where seeds are added until a claim is decided, what decides holds at every look."""
 
     def test_few_seeds_decide_nothing_that_a_fixed_number_would(self):
-        a = Side({seed: 1 + 0.1 * (seed % 2) for seed in range(4)})
-        b = Side({seed: 1.2 + 0.1 * (seed % 3) for seed in range(4)})
+        a = ArmNumbers({seed: 1 + 0.1 * (seed % 2) for seed in range(4)})
+        b = ArmNumbers({seed: 1.2 + 0.1 * (seed % 3) for seed in range(4)})
         assert judge_order("a", a, {"b": b}).verdict == "holds"
         found = judge_order("a", a, {"b": b}, any_look=True)
         assert found.verdict == "not distinguishable"
         assert found.pairs[0].p > 0.05
         more = [
-            Side({seed: 1 + 0.1 * (seed % 2) for seed in range(12)}),
-            Side({seed: 1.2 + 0.1 * (seed % 3) for seed in range(12)}),
+            ArmNumbers({seed: 1 + 0.1 * (seed % 2) for seed in range(12)}),
+            ArmNumbers({seed: 1.2 + 0.1 * (seed % 3) for seed in range(12)}),
         ]
         assert judge_order("a", more[0], {"b": more[1]}, any_look=True).verdict == "holds"
         assert judge_order("b", more[1], {"a": more[0]}, any_look=True).verdict == "does not hold"
         alike = judge_order("a", more[0], {"b": more[1]}, alike_within=2.0, any_look=True)
         assert alike.verdict == "holds"
-        same = Side({seed: 1 + 0.01 * (seed % 2) for seed in range(12)})
-        near = Side({seed: 1 + 0.01 * (seed % 3) for seed in range(12)})
+        same = ArmNumbers({seed: 1 + 0.01 * (seed % 2) for seed in range(12)})
+        near = ArmNumbers({seed: 1 + 0.01 * (seed % 3) for seed in range(12)})
         found = judge_order("a", same, {"b": near}, alike_within=0.2, any_look=True)
         assert found.verdict == "equivalent"
         assert judge_alike("a", same, {"b": near}, 0.2, any_look=True).verdict == "holds"
 
     def test_first_steps_are_compared_by_who_was_first_on_each_seed(self):
-        early = Side({seed: 100.0 + seed for seed in range(8)}, last=800.0)
-        late = Side({seed: inf for seed in range(8)}, last=800.0)
+        early = ArmNumbers({seed: 100.0 + seed for seed in range(8)}, last=800.0)
+        late = ArmNumbers({seed: inf for seed in range(8)}, last=800.0)
         found = judge_order("a", early, {"b": late}, any_look=True)
         assert (found.verdict, found.pairs[0].p) == ("holds", pytest.approx(9 / 2**8))
-        seven = Side({seed: 100.0 + seed for seed in range(7)}, last=800.0)
+        seven = ArmNumbers({seed: 100.0 + seed for seed in range(7)}, last=800.0)
         assert judge_order("a", seven, {"b": late}, any_look=True).verdict == "not distinguishable"
         assert judge_bounds(early, at_most=500, any_look=True).verdict == "holds"
         assert judge_bounds(seven, at_most=500, any_look=True).verdict == "not distinguishable"
 
     def test_bounds_are_judged_by_an_interval_that_is_wider(self):
-        side = Side({0: 0.10, 1: 0.14, 2: 0.12, 3: 0.13}, domain="positive")
+        side = ArmNumbers({0: 0.10, 1: 0.14, 2: 0.12, 3: 0.13}, domain="positive")
         assert judge_bounds(side, at_most=0.17).verdict == "holds"
         assert judge_bounds(side, at_most=0.17, any_look=True).verdict == "not distinguishable"
         assert judge_bounds(side, at_most=5.0, any_look=True).verdict == "holds"
@@ -237,19 +256,19 @@ class TestBounds:
     @pytest.mark.parametrize(
         ("side", "bounds", "verdict"),
         [
-            (Side(LOW), {"at_most": 0.2}, "holds"),
-            (Side(LOW), {"at_least": 0.2}, "does not hold"),
-            (Side(NEAR), {"at_most": 0.11}, "not distinguishable"),
-            (Side({0: 0.1}), {"at_most": 0.2}, "not distinguishable"),
-            (Side({0: 0.1}), {"at_most": 0.2, "exact": True}, "holds"),
-            (Side({0: 0.3}), {"at_most": 0.2, "exact": True}, "does not hold"),
-            (Side(LOW), {"at_least": 0.01, "at_most": 0.5}, "holds"),
-            (Side(missing="lost"), {"at_most": 0.2}, "not comparable"),
-            (Side(diverged=frozenset({0})), {"at_most": 0.2}, "does not hold"),
-            (Side(diverged=frozenset({0})), {"at_least": 0.2}, "not comparable"),
-            (Side(LOW, diverged=frozenset({3})), {"at_most": 0.2}, "not distinguishable"),
-            (Side(HIGH, diverged=frozenset({3})), {"at_least": 0.2}, "holds"),
-            (Side(LOW, doubt="it was busy"), {"at_most": 0.2}, "not comparable"),
+            (ArmNumbers(LOW), {"at_most": 0.2}, "holds"),
+            (ArmNumbers(LOW), {"at_least": 0.2}, "does not hold"),
+            (ArmNumbers(NEAR), {"at_most": 0.11}, "not distinguishable"),
+            (ArmNumbers({0: 0.1}), {"at_most": 0.2}, "not distinguishable"),
+            (ArmNumbers({0: 0.1}), {"at_most": 0.2, "exact": True}, "holds"),
+            (ArmNumbers({0: 0.3}), {"at_most": 0.2, "exact": True}, "does not hold"),
+            (ArmNumbers(LOW), {"at_least": 0.01, "at_most": 0.5}, "holds"),
+            (ArmNumbers(missing="lost"), {"at_most": 0.2}, "not comparable"),
+            (ArmNumbers(diverged=frozenset({0})), {"at_most": 0.2}, "does not hold"),
+            (ArmNumbers(diverged=frozenset({0})), {"at_least": 0.2}, "not comparable"),
+            (ArmNumbers(LOW, diverged=frozenset({3})), {"at_most": 0.2}, "not distinguishable"),
+            (ArmNumbers(HIGH, diverged=frozenset({3})), {"at_least": 0.2}, "holds"),
+            (ArmNumbers(LOW, doubt="it was busy"), {"at_most": 0.2}, "not comparable"),
         ],
     )
     def test_a_number_and_its_bounds(self, side, bounds, verdict):
@@ -257,10 +276,10 @@ class TestBounds:
 
 
 def test_the_interval_of_a_ratio_is_that_of_its_logarithm():
-    ratios = Side({0: 10.0, 1: 1e4, 2: 1e6})
+    ratios = ArmNumbers({0: 10.0, 1: 1e4, 2: 1e6})
     assert judge_bounds(ratios, at_least=1e-3).verdict == "not distinguishable"
     assert judge_bounds(ratios, at_least=1e-3, ratios=True).verdict == "holds"
-    assert judge_bounds(Side({0: 0.0, 1: 0.1}), at_most=2, ratios=True).verdict == "holds"
+    assert judge_bounds(ArmNumbers({0: 0.0, 1: 0.1}), at_most=2, ratios=True).verdict == "holds"
 
 
 def test_a_number_agrees_where_the_papers_is_in_its_interval():
@@ -281,18 +300,27 @@ def test_the_papers_error_counts_beside_ours():
 
 
 def test_the_first_claim_decides_and_the_others_are_counted():
-    decided = [Standing("holds"), Standing("does not hold"), Standing("not distinguishable")]
+    decided = [
+        ClaimVerdict("holds"),
+        ClaimVerdict("does not hold"),
+        ClaimVerdict("not distinguishable"),
+    ]
     assert judge_all(decided).verdict == "holds"
     assert judge_all(decided).because == (
         "primary claim: holds; others: 1 does not hold, 1 not distinguishable"
     )
-    assert judge_all([Standing("not distinguishable"), *decided]).verdict == "not distinguishable"
-    assert judge_all([Standing("holds", counts=False), *decided]).verdict == "not comparable"
+    assert (
+        judge_all([ClaimVerdict("not distinguishable"), *decided]).verdict == "not distinguishable"
+    )
+    assert judge_all([ClaimVerdict("holds", counts=False), *decided]).verdict == "not comparable"
     assert judge_all([]).verdict == "not comparable"
 
 
 def test_what_a_figure_plots_is_told_from_what_it_is_about():
-    claims = [Standing("holds", setting="as plotted"), Standing("does not hold", setting="matched")]
+    claims = [
+        ClaimVerdict("holds", setting="as plotted"),
+        ClaimVerdict("does not hold", setting="matched"),
+    ]
     assert judge_all(claims).because == "as plotted: holds; matched: 1 does not hold"
 
 
@@ -487,7 +515,7 @@ class TestReport:
 
 
 class TestPictures:
-    def draw(self, curves: Curves, content: ReportContent) -> Any:
+    def draw(self, curves: ExperimentCurves, content: ReportContent) -> Any:
         """Return the only panel of a picture with these curves."""
         figure = pictures._draw(content.model_copy(update={"curves": [curves]}))
         return figure.axes[0]
@@ -497,11 +525,13 @@ class TestPictures:
         """ENRNN's figure 2, where nothing was trained."""
         return make_report(tmp_path, make_order("enrnn/figure-2", tmp_path))
 
-    def curves(self, values: list[float], paper: list[ReadOff]) -> Curves:
+    def curves(self, values: list[float], paper: list[ReadOff]) -> ExperimentCurves:
         steps = list(range(0, 100 * len(values), 100))
-        line = Line(arm="enrnn", trial=0, seeds=2, step=steps, mean=values, low=values, high=values)
-        return Curves(experiment="main", title="t", metric="valid/mse", unit="", baseline=0.2,
-                      lines=[line], paper=paper)  # fmt: skip
+        line = ArmCurve(
+            arm="enrnn", trial=0, seeds=2, step=steps, mean=values, low=values, high=values
+        )
+        heads = {"experiment": "main", "title": "t", "metric": "valid/mse", "unit": ""}
+        return ExperimentCurves(**heads, baseline=0.2, lines=[line], paper=paper)
 
     def test_the_papers_points_stretch_no_axis_and_zero_is_an_arrow(self, content):
         values = [1.0, 0.1, 0.01]
@@ -560,7 +590,7 @@ def test_one_parameters_values_are_compared_in_place_of_arms(tmp_path):
             )
         )
     made = make_experiment(tmp_path, "main", spec, {}, trials=tuple(trials), sides="optimizer.name")
-    measured = Measured(made, store)
+    measured = ArmsMeasured(made, store)
     sides = {name: measured.side(name, Measure(metric="value")) for name in ("rmsprop", "adam")}
     assert judge_order("rmsprop", sides["rmsprop"], {"adam": sides["adam"]}).verdict == "holds"
 
@@ -615,11 +645,11 @@ def test_what_a_cut_training_has_not_reached_is_not_refuted(tmp_path):
     assert "ends earlier" in content.claims[1].because
 
 
-def measure(tmp_path: Path, values: dict[str, list[float]], **more: Any) -> Measured:
+def measure(tmp_path: Path, values: dict[str, list[float]], **more: Any) -> ArmsMeasured:
     """Return ENRNN's figure 2 with made numbers, and with other fields of the experiment."""
     spec = make_specs("enrnn/figure-2", "short")["main"]
     made = make_experiment(tmp_path, "main", spec, values)
-    return Measured(made.model_copy(update=more), Store(tmp_path))
+    return ArmsMeasured(made.model_copy(update=more), Store(tmp_path))
 
 
 def test_an_arm_with_one_diverged_seed_has_not_diverged(tmp_path):
@@ -628,7 +658,7 @@ def test_an_arm_with_one_diverged_seed_has_not_diverged(tmp_path):
     by = Measure(metric="test/cross_entropy")
     whole = measured.side("lstm", by)
     assert (whole.values, whole.diverged) == ({0: 0.5, 2: 0.6}, {1})
-    found = judge_order("lstm", whole, {"b": Side({0: 0.9, 2: 1.1})})
+    found = judge_order("lstm", whole, {"b": ArmNumbers({0: 0.9, 2: 1.1})})
     assert "lstm 0.55" in found.pairs[0].because
     assert "(1 seed diverged)" in found.pairs[0].because
 
@@ -636,19 +666,19 @@ def test_an_arm_with_one_diverged_seed_has_not_diverged(tmp_path):
         each.test.clear()
     cut = measured.side("lstm", by)
     assert cut.missing == "it has no test/cross_entropy: 1 of 3 seeds diverged"
-    found = judge_order("a", Side({0: 0.1, 2: 0.2}), {"lstm": cut})
+    found = judge_order("a", ArmNumbers({0: 0.1, 2: 0.2}), {"lstm": cut})
     assert found.verdict == "not comparable"
     assert "all seeds" not in found.pairs[0].because
 
     lost = measure(tmp_path / "lost", {"lstm": [float("nan")] * 3}).side("lstm", by)
-    found = judge_order("a", Side({0: 0.1, 2: 0.2}), {"lstm": lost})
+    found = judge_order("a", ArmNumbers({0: 0.1, 2: 0.2}), {"lstm": lost})
     assert found.pairs[0].because == "lstm diverged in all seeds"
 
 
 def test_no_further_seeds_show_that_a_side_does_well_of_which_some_diverged():
-    good = Side({seed: 0.1 + seed / 1000 for seed in range(9)}, frozenset({9}))
-    bad = Side({seed: 0.9 + seed / 500 for seed in range(10)})
-    alike = Side({seed: 0.1 + (-1) ** seed / 100 for seed in range(10)})
+    good = ArmNumbers({seed: 0.1 + seed / 1000 for seed in range(9)}, frozenset({9}))
+    bad = ArmNumbers({seed: 0.9 + seed / 500 for seed in range(10)})
+    alike = ArmNumbers({seed: 0.1 + (-1) ** seed / 100 for seed in range(10)})
     for any_look in (False, True):
         found = judge_order("a", good, {"b": bad}, any_look=any_look)
         assert (found.verdict, found.stuck) == ("not distinguishable", True)
@@ -664,10 +694,10 @@ def test_equal_arms_are_called_different_at_any_look_in_one_case_of_twenty_at_mo
     rng, runs, wrong = np.random.default_rng(0), 200, 0
     for _ in range(runs):
         a, b, c = np.exp(rng.normal(-3, 0.5, size=(3, 40)))
-        third = Side(dict(enumerate(c[:10])))
+        third = ArmNumbers(dict(enumerate(c[:10])))
         seeds = 10
         while seeds <= 40:
-            sides = (Side(dict(enumerate(each[:seeds]))) for each in (a, b))
+            sides = (ArmNumbers(dict(enumerate(each[:seeds]))) for each in (a, b))
             first, second = sides
             found = judge_order(
                 "a", first, {"b": second, "c": third}, logarithms=True, any_look=True
@@ -719,7 +749,7 @@ def test_the_papers_rate_stands_for_an_arm_where_it_is_named(tmp_path):
     made = made.model_copy(update={"trials": trials})
     chosen = made.model_copy(update={"chosen": {"nnrnn": params[1]}})
     numbers = [
-        Measured(each, Store(tmp_path)).arms["nnrnn"].trial.number for each in (made, chosen)
+        ArmsMeasured(each, Store(tmp_path)).arms["nnrnn"].trial.number for each in (made, chosen)
     ]
     assert numbers == [0, 1]
 
@@ -727,7 +757,7 @@ def test_the_papers_rate_stands_for_an_arm_where_it_is_named(tmp_path):
 def test_a_share_of_the_baseline_is_of_the_data_that_was_scored(tmp_path):
     spec = make_specs("nnrnn/figure-4", "short")["main"]
     made = make_experiment(tmp_path, "main", spec, {"lstm": [0.1] * spec.replicates})
-    measured = Measured(made, Store(tmp_path))
+    measured = ArmsMeasured(made, Store(tmp_path))
     valid, test = (spec.task.baselines_on(split)["mse"] for split in ("valid", "test"))
     assert valid != test
     for metric, baseline in (("value", valid), ("test/mse", test)):

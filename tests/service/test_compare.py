@@ -14,7 +14,7 @@ from eigensweep.results.statistics import compare_paired, holm
 from eigensweep.service.client.answers import Answer, describe_effort, describe_more_seeds
 from eigensweep.service.record import database
 from eigensweep.service.record.ledger import RecordLedger
-from eigensweep.service.record.tables import Trial
+from eigensweep.service.record.tables import TrialRow
 from eigensweep.workers.shared.messages import ReplicateResult, Result
 from eigensweep.workers.shared.results import summarise
 
@@ -180,8 +180,8 @@ def search(client, record, spec):
 
 def spend(record: Any, id: str, seconds: float, arm: str | None = None) -> None:
     """Set what each trial of an experiment, or of an arm, has cost."""
-    change = update(Trial).where(Trial.experiment_id == id).values(cpu_seconds=seconds)
-    change = change if arm is None else change.where(Trial.arm == arm)
+    change = update(TrialRow).where(TrialRow.experiment_id == id).values(cpu_seconds=seconds)
+    change = change if arm is None else change.where(TrialRow.arm == arm)
     database.write(record.url, lambda session: session.execute(change))
 
 

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 from eigensweep.models.recurrence.native import library
 from eigensweep.service.command.cli import app
 from eigensweep.service.process import checkup
-from eigensweep.service.process.checkup import Finding, Patient, examine
+from eigensweep.service.process.checkup import Context, Finding, examine
 from eigensweep.service.settings import Settings
 from eigensweep.tasks import treebank
 
@@ -33,12 +33,12 @@ SECRET = "planted-secret"
 
 
 @pytest.fixture
-def patient(tmp_path: Path) -> Callable[..., Patient]:
-    """Return a function that makes a patient with a fresh home; answers of a service by path."""
+def context(tmp_path: Path) -> Callable[..., Context]:
+    """Return a function that makes a context with a fresh home; answers of a service by path."""
 
-    def make(answers: dict[str, httpx2.Response] | None = None, **settings: Any) -> Patient:
+    def make(answers: dict[str, httpx2.Response] | None = None, **settings: Any) -> Context:
         made = Settings(home=tmp_path / "home", **settings)
-        return Patient(
+        return Context(
             made, "http://127.0.0.1:1" if answers else None, _answers=dict(answers or {})
         )
 
@@ -92,18 +92,18 @@ class TestCommand:
         assert "***@127.0.0.1" in done.stdout
 
     def test_with_a_running_service_it_shows_what_that_says(self, scripted_service):
-        found = [*checkup.check_service(Patient(Settings(), scripted_service))]
+        found = [*checkup.check_service(Context(Settings(), scripted_service))]
 
         assert only(found, "service").detail == f"it answers at {scripted_service}"
         assert {finding.state for finding in found} == {"ok"}
         assert only(found, "service: database").detail == "ready"
-        clock = [*checkup.check_clock(Patient(Settings(), scripted_service))]
+        clock = [*checkup.check_clock(Context(Settings(), scripted_service))]
         assert only(clock, "clock against service").state == "ok"
 
     def test_a_place_that_cannot_be_looked_at_hides_no_other(self, monkeypatch, tmp_path):
         monkeypatch.setenv("EIGENSWEEP_HOME", str(tmp_path))
 
-        def broken(patient: Patient) -> Any:
+        def broken(context: Context) -> Any:
             raise RuntimeError("out of order")
 
         checks = {"first": broken, "second": checkup.check_clock}
@@ -138,21 +138,21 @@ class TestInstallation:
         assert finding.state == "warning"
         assert "rich 99.0, tested with " in finding.detail
 
-    def test_without_a_compiler_training_is_slower_and_that_is_said(self, monkeypatch, patient):
+    def test_without_a_compiler_training_is_slower_and_that_is_said(self, monkeypatch, context):
         monkeypatch.setattr(library, "find_compiler", lambda: None)
-        finding = only(checkup.check_compiler(patient()), "compiler")
+        finding = only(checkup.check_compiler(context()), "compiler")
 
         assert finding.state == "warning"
         assert "apt-get install g++" in finding.advice
 
-    def test_nvidia_tools_without_a_gpu_for_torch_are_a_warning(self, monkeypatch, patient):
+    def test_nvidia_tools_without_a_gpu_for_torch_are_a_warning(self, monkeypatch, context):
         import torch
 
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         monkeypatch.setattr(checkup.shutil, "which", lambda name: f"/usr/bin/{name}")
-        assert only(checkup.check_devices(patient()), "gpus").state == "warning"
+        assert only(checkup.check_devices(context()), "gpus").state == "warning"
         monkeypatch.setattr(checkup.shutil, "which", lambda name: None)
-        assert only(checkup.check_devices(patient()), "gpus").state == "ok"
+        assert only(checkup.check_devices(context()), "gpus").state == "ok"
 
 
 class TestStores:
@@ -163,49 +163,49 @@ class TestStores:
             ("9999", "problem", "install the newer version"),
         ],
     )
-    def test_a_schema_of_another_version_is_named(self, patient, url, version, state, advice):
+    def test_a_schema_of_another_version_is_named(self, context, url, version, state, advice):
         engine = create_engine(url)
         with engine.begin() as connection:
             connection.execute(text(f"UPDATE alembic_version SET version_num = '{version}'"))
         engine.dispose()
-        finding = only(checkup.check_database(patient(database_url=url)), "database")
+        finding = only(checkup.check_database(context(database_url=url)), "database")
 
         assert (finding.state, version in finding.detail) == (state, True)
         assert advice in finding.advice
 
-    def test_a_record_of_this_version_is_well(self, patient, each_url):
+    def test_a_record_of_this_version_is_well(self, context, each_url):
         assert (
-            only(checkup.check_database(patient(database_url=each_url)), "database").state == "ok"
+            only(checkup.check_database(context(database_url=each_url)), "database").state == "ok"
         )
 
-    def test_a_file_that_is_no_database_is_a_problem(self, patient, tmp_path):
+    def test_a_file_that_is_no_database_is_a_problem(self, context, tmp_path):
         (tmp_path / "record.db").write_text("not a database, but long enough to be looked at" * 99)
         url = f"sqlite:///{tmp_path}/record.db"
         assert (
-            only(checkup.check_database(patient(database_url=url)), "database").state == "problem"
+            only(checkup.check_database(context(database_url=url)), "database").state == "problem"
         )
 
-    def test_a_home_that_others_change_is_a_problem_read_a_warning(self, patient, tmp_path):
+    def test_a_home_that_others_change_is_a_problem_read_a_warning(self, context, tmp_path):
         home = tmp_path / "home"
         for mode, state in ((0o700, "ok"), (0o755, "warning"), (0o777, "problem")):
             home.mkdir(exist_ok=True)
             home.chmod(mode)
-            found = only(checkup.check_folders(patient()), "rights of home")
+            found = only(checkup.check_folders(context()), "rights of home")
             assert (found.state, home.stat().st_mode & 0o777) == (state, mode), "it only looks"
 
-    def test_a_folder_that_cannot_be_written_is_a_problem(self, patient, tmp_path):
+    def test_a_folder_that_cannot_be_written_is_a_problem(self, context, tmp_path):
         (tmp_path / "file").touch()
-        found = checkup.check_folders(patient(storage=tmp_path / "file" / "storage"))
+        found = checkup.check_folders(context(storage=tmp_path / "file" / "storage"))
         finding = only(list(found)[:-1], "storage")
         assert (finding.state, "EIGENSWEEP_STORAGE" in finding.advice) == ("problem", True)
 
-    def test_an_object_store_is_tried_and_no_bucket_is_a_problem(self, patient):
+    def test_an_object_store_is_tried_and_no_bucket_is_a_problem(self, context):
         with s3.serve() as bucket:
-            found = [*checkup.check_folders(patient(storage=f"{bucket}/sweeps/"))]
+            found = [*checkup.check_folders(context(storage=f"{bucket}/sweeps/"))]
             finding = only(found, "storage")
             assert (finding.state, "written, read and fenced" in finding.detail) == ("ok", True)
             assert "disk of storage" not in {each.what for each in found}
-            found = [*checkup.check_folders(patient(storage="s3://nowhere"))]
+            found = [*checkup.check_folders(context(storage="s3://nowhere"))]
         finding = only(found, "storage")
         assert (finding.state, "bucket exists" in finding.advice) == ("problem", True)
         assert s3.SECRET not in repr(found)
@@ -221,17 +221,17 @@ class TestStores:
             ("abfs://box/x", "(a conditional put), and Eigensweep knows how to ask only these"),
         ],
     )
-    def test_an_address_that_is_no_store_or_names_a_key_is_refused(self, patient, place, words):
+    def test_an_address_that_is_no_store_or_names_a_key_is_refused(self, context, place, words):
         with pytest.raises(ValidationError, match=re.escape(words)):
-            patient(storage=place)
+            context(storage=place)
 
     @pytest.mark.parametrize(
         ("kind", "home", "storage"),
         [("nfs4", "warning", "ok"), ("tmpfs", "warning", "warning"), ("ext4", "ok", "ok")],
     )
-    def test_the_file_system_matters(self, patient, monkeypatch, kind, home, storage):
+    def test_the_file_system_matters(self, context, monkeypatch, kind, home, storage):
         monkeypatch.setattr(checkup, "find_file_system", lambda folder: kind)
-        found = [*checkup.check_folders(patient())]
+        found = [*checkup.check_folders(context())]
         assert (only(found, "home").state, only(found, "storage").state) == (home, storage)
         assert kind in only(found, "home").detail
 
@@ -246,36 +246,36 @@ class TestStores:
         monkeypatch.setattr(checkup.shutil, "disk_usage", lambda folder: usage)
         assert checkup._look_at_space("home", tmp_path, 2**28).state == state
 
-    def test_the_limit_for_new_trials_is_that_of_the_settings(self, patient, monkeypatch):
+    def test_the_limit_for_new_trials_is_that_of_the_settings(self, context, monkeypatch):
         monkeypatch.setenv("EIGENSWEEP_LEAST_FREE_MB", "1e12")
-        found = only([*checkup.check_folders(patient())], "disk of home")
+        found = only([*checkup.check_folders(context())], "disk of home")
         assert (found.state, "below 1000000000000 MB" in found.advice) == ("problem", True)
 
 
 class TestNetwork:
-    def test_a_port_that_was_chosen_and_is_taken_is_a_problem(self, patient):
+    def test_a_port_that_was_chosen_and_is_taken_is_a_problem(self, context):
         with socket.create_server(("127.0.0.1", 0)) as other:
             port = other.getsockname()[1]
-            chosen = only(checkup.check_ports(patient(port=port)), "port")
+            chosen = only(checkup.check_ports(context(port=port)), "port")
             assert (chosen.state, "EIGENSWEEP_PORT" in chosen.advice) == ("problem", True)
             alive = {"/healthz": httpx2.Response(200)}
-            assert only(checkup.check_ports(patient(alive, port=port)), "port").state == "ok"
+            assert only(checkup.check_ports(context(alive, port=port)), "port").state == "ok"
 
-    def test_what_a_service_is_not_ready_for_comes_with_advice(self, patient):
+    def test_what_a_service_is_not_ready_for_comes_with_advice(self, context):
         checks = {"mlflow": {"ready": False, "detail": "no answer"}, "database": {"ready": True}}
         answers = {
             "/healthz": httpx2.Response(200),
             "/readyz": httpx2.Response(503, json={"ready": False, "checks": checks}),
         }
-        found = [*checkup.check_service(patient(answers))]
+        found = [*checkup.check_service(context(answers))]
         assert only(found, "service: mlflow").state == "problem"
         assert "mlflow/server.log" in only(found, "service: mlflow").advice
         assert only(found, "service: database").state == "ok"
 
-    def test_outer_parts_that_do_not_answer_are_problems(self, patient, free_port):
+    def test_outer_parts_that_do_not_answer_are_problems(self, context, free_port):
         found = [
             *checkup.check_outer_parts(
-                patient(
+                context(
                     mlflow_uri=f"http://127.0.0.1:{free_port()}",
                     ray_address=f"127.0.0.1:{free_port()}",
                 )
@@ -294,7 +294,7 @@ class TestNetwork:
             (None, {"storage from the nodes": "problem"}),
         ],
     )
-    def test_a_node_that_cannot_use_the_store_is_named(self, patient, monkeypatch, nodes, states):
+    def test_a_node_that_cannot_use_the_store_is_named(self, context, monkeypatch, nodes, states):
         def run(command: list[str], **how: Any) -> subprocess.CompletedProcess[str]:
             assert command[command.index("--storage") + 1] == "s3://lab/x"
             if nodes is None:
@@ -304,30 +304,30 @@ class TestNetwork:
         monkeypatch.setattr(subprocess, "run", run)
         with socket.create_server(("127.0.0.1", 0)) as head:
             address = f"127.0.0.1:{head.getsockname()[1]}"
-            found = [*checkup.check_outer_parts(patient(ray_address=address, storage="s3://lab/x"))]
+            found = [*checkup.check_outer_parts(context(ray_address=address, storage="s3://lab/x"))]
         assert {each.what: each.state for each in found} == {"ray": "ok"} | states
 
     @pytest.mark.parametrize(("ahead", "state"), [(0, "ok"), (20, "warning"), (-3600, "problem")])
-    def test_a_clock_that_differs_is_named(self, monkeypatch, patient, ahead, state):
+    def test_a_clock_that_differs_is_named(self, monkeypatch, context, ahead, state):
         date = formatdate(time.time() - ahead, usegmt=True)
         answer = httpx2.Response(200, headers={"Date": date})
-        monkeypatch.setattr(Patient, "ask", lambda self, path: answer)
-        finding = only(checkup.check_clock(patient()), "clock against service")
+        monkeypatch.setattr(Context, "ask", lambda self, path: answer)
+        finding = only(checkup.check_clock(context()), "clock against service")
         assert finding.state == state
 
-    def test_the_clock_is_compared_with_the_database(self, patient, postgresql_url):
-        found = [*checkup.check_clock(patient(database_url=postgresql_url))]
+    def test_the_clock_is_compared_with_the_database(self, context, postgresql_url):
+        found = [*checkup.check_clock(context(database_url=postgresql_url))]
         assert only(found, "clock against database").state == "ok"
 
 
 class TestCorpora:
-    def test_files_that_differ_are_a_problem_missing_ones_are_none(self, patient, tmp_path):
+    def test_files_that_differ_are_a_problem_missing_ones_are_none(self, context, tmp_path):
         folder = tmp_path / "data" / treebank.CORPUS.folder
         folder.mkdir(parents=True)
         for name, (size, _) in treebank.CORPUS.files.items():
             with (folder / name).open("wb") as file:
                 os.truncate(file.fileno(), size)
-        found = [*checkup.check_corpora(patient(data_root=tmp_path / "data"))]
+        found = [*checkup.check_corpora(context(data_root=tmp_path / "data"))]
 
         damaged = only(found, f"corpus {treebank.CORPUS.folder}")
         assert (damaged.state, "SHA-256" in damaged.detail) == ("problem", True)

@@ -19,7 +19,7 @@ from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.reproductions import Reproductions
 from eigensweep.service.record.state_files import take_over
-from eigensweep.service.record.tables import Job, JobKind
+from eigensweep.service.record.tables import JobKind, JobRow
 
 STATES: dict[str, Any] = json.loads(Path(__file__).with_name("states_in_files.json").read_text())
 """The files of a home whose service kept states in them, and what that service read from them."""
@@ -30,8 +30,8 @@ def jobs(url: str) -> Jobs:
     return Jobs(url)
 
 
-def make(kind: JobKind, key: str = "k", due_at: float = 0.0) -> Job:
-    return Job(kind=kind, key=key, request={}, created_at=due_at, due_at=due_at, tries=0)
+def make(kind: JobKind, key: str = "k", due_at: float = 0.0) -> JobRow:
+    return JobRow(kind=kind, key=key, request={}, created_at=due_at, due_at=due_at, tries=0)
 
 
 class Webhooks(Handler):
@@ -47,7 +47,7 @@ class Webhooks(Handler):
         self.open = threading.Event()
         self.problem: Exception | None = None
 
-    def work(self, job: Job) -> None:
+    def work(self, job: JobRow) -> None:
         if self.problem is not None:
             raise self.problem
         assert self.open.wait(60)

@@ -20,7 +20,7 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.routes import trials
 from eigensweep.service.record import database, queries, walks
 from eigensweep.service.record.ledger import RecordLedger
-from eigensweep.service.record.tables import Trial
+from eigensweep.service.record.tables import TrialRow
 
 FEW, MANY, AT_ONCE = 150, 600, 25
 
@@ -33,7 +33,7 @@ def add_experiment(client: TestClient, url: str, number: int) -> str:
     parsed, rows = ExperimentSpec(**spec), list(make_trials(id, config["config"], number))
     for row in rows:
         row["config_hash"] = parsed.trial(Point(row["arm"], row["params"])).content_hash()
-    database.write(url, lambda session: session.execute(insert(Trial), rows))
+    database.write(url, lambda session: session.execute(insert(TrialRow), rows))
     return id
 
 
@@ -98,7 +98,7 @@ class TestTakenUpAgain:
         for id in ids:
             record.retry(id)
             with database.engine(record.url).begin() as connection:
-                waits = update(Trial).where(Trial.experiment_id == id)
+                waits = update(TrialRow).where(TrialRow.experiment_id == id)
                 connection.execute(waits.values(state="waiting", rank=UNRANKED))
         _, few, many = (measure_peak(partial(record.cancel, id)) for id in ids)
         assert many - few < 1_000 * (MANY - FEW)

@@ -20,7 +20,7 @@ from eigensweep.service.record.errors import NotLeadingError
 from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.leadership import HEARTBEAT_SECONDS, SILENT_SECONDS, Leadership
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.tables import Job, JobKind
+from eigensweep.service.record.tables import JobKind, JobRow
 from eigensweep.workers.shared.ledger import SupersededError
 from eigensweep.workers.shared.messages import DriverOptions
 
@@ -242,7 +242,7 @@ class TestTwoServices:
         old, new = Record(each_url), Record(each_url)
         old.leadership = lead("one")
         jobs = Jobs(each_url, old.fence)
-        jobs.put(Job(kind="webhook", key="k", request={}, created_at=0.0, due_at=0.0, tries=0))
+        jobs.put(JobRow(kind="webhook", key="k", request={}, created_at=0.0, due_at=0.0, tries=0))
         overtaken = Playing(jobs, lambda: overtake(each_url), error)
         with pytest.raises(NotLeadingError, match="waits"):
             JobRunner(jobs, [overtaken]).tick(overtaken)
@@ -273,7 +273,7 @@ class TestTwoServices:
         record = Record(each_url)
         record.leadership = lead("one")
         jobs = Jobs(each_url, record.fence)
-        jobs.put(Job(kind="webhook", key="k", request={}, created_at=0.0, due_at=0.0, tries=0))
+        jobs.put(JobRow(kind="webhook", key="k", request={}, created_at=0.0, due_at=0.0, tries=0))
         runner = JobRunner(jobs, [Playing(jobs, lambda: overtake(each_url))])
         runner.start()
         wait_until(lambda: "jobs are left to the leader" in caplog.text, lambda: caplog.text)
@@ -325,7 +325,7 @@ class Playing(Handler):
         super().__init__()
         self.jobs, self.meanwhile, self.error = jobs, meanwhile, error
 
-    def work(self, job: Job) -> None:
+    def work(self, job: JobRow) -> None:
         self.meanwhile()
         if self.error is not None:
             raise self.error

@@ -21,7 +21,7 @@ from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.tables import Trial
+from eigensweep.service.record.tables import TrialRow
 from eigensweep.workers.shared.ledger import StaleWriteError
 from eigensweep.workers.shared.messages import Notice, ReplicateResult, Result, Source
 
@@ -129,7 +129,7 @@ class TestRecordLedger:
         old = {"outcome": "completed", "value": 0.25, "step": 100, "best_step": 90}
 
         def write(session: Session) -> None:
-            session.get_one(Trial, (ledger.experiment_id, 0)).result = old
+            session.get_one(TrialRow, (ledger.experiment_id, 0)).result = old
 
         database.write(record.url, write)
         assert ledger.load()[0].result == RESULT

@@ -20,7 +20,7 @@ from eigensweep.service.record import database
 from eigensweep.service.record.accounts import Accounts, Quotas
 from eigensweep.service.record.errors import IdempotencyKeyReusedError, QuotaExceededError
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.tables import Event
+from eigensweep.service.record.tables import EventRow
 
 
 @contextmanager
@@ -68,7 +68,7 @@ class TestPostsThatWait:
                     posted,
                     notify=["https://a.example"],
                     beside=lambda rows, id: rows.add(
-                        Event(experiment_id=id, kind="beside", data={}, at=0.0)
+                        EventRow(experiment_id=id, kind="beside", data={}, at=0.0)
                     ),
                 )
                 for _ in range(6)

@@ -29,7 +29,7 @@ from eigensweep.service.record import counts, database
 from eigensweep.service.record.counts import Counts, Durations, count_all
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.tables import Trial
+from eigensweep.service.record.tables import TrialRow
 from eigensweep.workers.shared.messages import Place
 from eigensweep.workers.shared.states import ENDED
 
@@ -196,7 +196,7 @@ class TestRecord:
             }
             for n in range(100_000)
         ]
-        database.write(url, lambda session: session.execute(insert(Trial), rows))
+        database.write(url, lambda session: session.execute(insert(TrialRow), rows))
 
         assert count_all(url).durations["completed"].below[1] == 100_000
 

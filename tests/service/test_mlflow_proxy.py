@@ -22,7 +22,7 @@ from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Mlflow, Settings
 from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.tracking.batched_runs import open_runs
-from eigensweep.workers.tracking.mlflow_runs import Content
+from eigensweep.workers.tracking.mlflow_runs import RunContent
 
 API = "/mlflow/api/2.0/mlflow"
 READ_WITH_A_BODY = {
@@ -149,7 +149,7 @@ class House:
             runs = open_runs(server.url, project, id)
             self.run[who] = parent = runs.get(None, None, "an experiment", {})
             self.trial[who] = runs.get(0, None, "a trial", {}, parent)
-            runs.send(self.trial[who], Content([CurvePoint(1, {"loss": 0.5}, 1000)]))
+            runs.send(self.trial[who], RunContent([CurvePoint(1, {"loss": 0.5}, 1000)]))
             runs.keep_text(self.trial[who], "{}", "config.json")
             runs.end(self.trial[who], "FINISHED")
             assert runs.flush() == {}

@@ -18,7 +18,7 @@ from eigensweep.service.process.mlflow_server import MlflowServer
 from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.tracking import run_writes
 from eigensweep.workers.tracking.batched_runs import BatchedRuns, open_runs
-from eigensweep.workers.tracking.mlflow_runs import AwayError, Content, RefusedError, Runs
+from eigensweep.workers.tracking.mlflow_runs import AwayError, MlflowRefusedError, RunContent, Runs
 from eigensweep.workers.tracking.run_writes import PATH, RunWrite, next_request
 
 POINTS = [
@@ -55,7 +55,7 @@ def connect(server: MlflowServer, client: MlflowClient) -> Connect:
 def write_trial(runs: Runs, number: int, status: str | None = "FINISHED") -> str:
     """Write a whole trial, as a tracker does."""
     run = runs.get(number, None, "lstm lr=0.1", {"own": "tag"}, parent="a" * 32)
-    content = Content(POINTS, {"optimizer.lr": 0.1}, {"eigensweep.outcome": "completed"})
+    content = RunContent(POINTS, {"optimizer.lr": 0.1}, {"eigensweep.outcome": "completed"})
     runs.send(run, content)
     runs.keep_text(run, "{}", "config.json")
     if status is not None:
@@ -109,7 +109,7 @@ def test_a_run_that_is_there_goes_on_where_it_was(client, connect):
     assert later.is_over(run)
     later.begin_again(run)
     assert client.get_run(run).info.status == "RUNNING"
-    later.send(run, Content([CurvePoint(3, {"valid/loss": 0.75}, 3000)]))
+    later.send(run, RunContent([CurvePoint(3, {"valid/loss": 0.75}, 3000)]))
     later.end(run, "KILLED")
     assert later.flush() == {}
     found = client.get_run(run)
@@ -121,7 +121,7 @@ def test_a_run_that_is_refused_stops_no_other(client, connect):
     write_trial(runs := connect("refused"), 0)
     runs.flush()
     first = runs.get(0, None, "", {})
-    runs.send(first, Content(params={"optimizer.lr": 0.2}))
+    runs.send(first, RunContent(params={"optimizer.lr": 0.2}))
     second = write_trial(runs, 1)
     refused = runs.flush()
     assert list(refused) == [first]
@@ -170,7 +170,7 @@ def test_a_driver_writes_no_file_where_a_project_says(server, client, connect, t
     run = write_trial(runs, 0)
     assert runs.flush() == {}
     runs.keep_file(run, tmp_path / "best.pt", "best")
-    with pytest.raises(RefusedError, match="elsewhere than in MLflow's own folder"):
+    with pytest.raises(MlflowRefusedError, match="elsewhere than in MLflow's own folder"):
         Runs(server.url, "analyses", "an analysis").keep_all(run, [tmp_path / "best.pt"], "x")
     assert not (tmp_path / "evil").exists()
     assert runs.refused.keys() == {"config.json", "best.pt"}
@@ -201,7 +201,7 @@ def test_a_curve_that_is_too_long_for_one_request_arrives_whole(client, connect,
     monkeypatch.setattr(run_writes, "MOST_POINTS", 100)
     runs = connect("long")
     run = runs.get(0, None, "a trial", {})
-    runs.send(run, Content([CurvePoint(s, {"loss": 1 / s}, s) for s in range(1, 251)]))
+    runs.send(run, RunContent([CurvePoint(s, {"loss": 1 / s}, s) for s in range(1, 251)]))
     runs.end(run, "FINISHED")
     assert runs.flush() == {}
     assert len(client.get_metric_history(run, "loss")) == 250

@@ -31,7 +31,7 @@ from eigensweep.service.record.migrations import (
 from eigensweep.service.record.progress import compute_progress
 from eigensweep.service.record.queries import StateCount
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.tables import Base, Experiment, Trial, TrialCount
+from eigensweep.service.record.tables import Base, ExperimentRow, TrialCount, TrialRow
 from eigensweep.service.settings import Settings
 from eigensweep.workers.shared.ledger import StaleWriteError
 from eigensweep.workers.shared.messages import ReplicateResult, Result
@@ -370,7 +370,7 @@ class TestCounts:
         ledger.open(0, "scornn", {}, CONFIG, "h")
 
         def begin_and_fail(session: Session) -> None:
-            session.get_one(Trial, (ledger.experiment_id, 0)).state = "running"
+            session.get_one(TrialRow, (ledger.experiment_id, 0)).state = "running"
             session.flush()
             raise KeyError("killed")
 
@@ -392,7 +392,7 @@ class TestCounts:
 
 
 class TestProgress:
-    def experiment(self, **changes: Any) -> Experiment:
+    def experiment(self, **changes: Any) -> ExperimentRow:
         known = {
             "state": "running",
             "total": 10,
@@ -400,7 +400,7 @@ class TestProgress:
             "claimed_at": 1000.0,
             "claimed_steps": 0,
         }
-        return Experiment(**{**known, **changes})
+        return ExperimentRow(**{**known, **changes})
 
     def test_the_time_left_follows_from_steps_done(self):
         counts = {"completed": StateCount(2, 200, 200), "running": StateCount(1, 50, 100)}

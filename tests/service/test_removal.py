@@ -20,7 +20,7 @@ from eigensweep.service.record.errors import ExperimentNotFoundError
 from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.tables import Attempt, Event, Report, Trial
+from eigensweep.service.record.tables import AttemptRow, EventRow, ReportRow, TrialRow
 from eigensweep.workers.driver.deletion import remove
 from eigensweep.workers.shared.ledger import StaleWriteError
 from eigensweep.workers.shared.messages import Result
@@ -134,7 +134,7 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def count_rows(record: Record, id: str) -> int:
     def work(session: Any) -> int:
-        tables: Any = (Trial, Attempt, Report, Event)
+        tables: Any = (TrialRow, AttemptRow, ReportRow, EventRow)
         return sum(session.query(t).filter(t.experiment_id == id).count() for t in tables)
 
     return database.read(record.url, work)
@@ -145,7 +145,7 @@ def test_the_rows_of_a_large_experiment_go_in_pieces(record, spec, monkeypatch):
     ledger, other = (play(record, spec()) for _ in range(2))
     id = ledger.experiment_id
     for number in range(1, 6):
-        row = Trial(experiment_id=id, number=number, arm="scornn", params={}, state="completed")
+        row = TrialRow(experiment_id=id, number=number, arm="scornn", params={}, state="completed")
         database.write(record.url, lambda session, row=row: session.add(row))
     commits: list[Any] = []
     kept = count_rows(record, other.experiment_id)

@@ -19,7 +19,7 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.command import frame
 from eigensweep.service.command.cli import app as command_line
 from eigensweep.service.queue.jobs import JobRunner
-from eigensweep.service.queue.retention import PruningHandler, Schedule
+from eigensweep.service.queue.retention import PruningHandler, RetentionRule
 from eigensweep.service.record.accounts import Accounts
 from eigensweep.service.record.errors import NothingToDoError, WrongStateError
 from eigensweep.service.record.jobs import Jobs
@@ -33,7 +33,7 @@ from eigensweep.workers.shared.thinning import thin_out
 from eigensweep.workers.trial.attempt import Attempt
 
 STEPS = 20
-BY_HAND = Schedule(None, 30, 1)
+BY_HAND = RetentionRule(None, 30, 1)
 
 
 def train(record: Record, storage: Path, content: dict[str, Any], owner: str = "anna") -> str:
@@ -108,7 +108,7 @@ def find_rule(record: Record, id: str) -> str | None:
 def make(record: Record, storage: Path) -> Callable[..., Pruner]:
     """Return what a service that is started now has."""
 
-    def make(schedule: Schedule = BY_HAND, **more: Any) -> Pruner:
+    def make(schedule: RetentionRule = BY_HAND, **more: Any) -> Pruner:
         handler = PruningHandler(record, Store(storage), schedule, threading.Lock(), **more)
         return Pruner(JobRunner(Jobs(record.url), [handler]))
 
@@ -319,7 +319,7 @@ class TestSchedule:
     ):
         ended = record.row(id).finished_at
         now = [ended + 9 * DAY]
-        pruner = make(Schedule("best", 10, 24), clock=lambda: now[0])
+        pruner = make(RetentionRule("best", 10, 24), clock=lambda: now[0])
         pruner.tick()
         assert record.row(id).kept is None
         now[0] = ended + 10 * DAY
@@ -330,7 +330,7 @@ class TestSchedule:
 
     def test_by_default_nothing_goes(self, record, storage, id, make, settings):
         assert settings.keep is None
-        make(Schedule(settings.keep, 0, 1)).tick()
+        make(RetentionRule(settings.keep, 0, 1)).tick()
         assert record.row(id).kept is None
         assert len(files(storage, id, 0)) == 3
 

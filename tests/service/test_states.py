@@ -16,7 +16,7 @@ from eigensweep.service.record.errors import WrongMoveError
 from eigensweep.service.record.journal import end_experiment, move_experiment, move_trial
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.tables import Experiment, Trial
+from eigensweep.service.record.tables import ExperimentRow, TrialRow
 from eigensweep.workers.shared.ledger import PAUSED, StaleWriteError
 from eigensweep.workers.shared.messages import Notice
 from eigensweep.workers.shared.states import (
@@ -57,7 +57,7 @@ def bring(record: Record, id: str, *states: str) -> None:
     for state in states:
 
         def work(session: Session, state: str = state) -> None:
-            experiment = session.get_one(Experiment, id)
+            experiment = session.get_one(ExperimentRow, id)
             if state in ENDED:
                 end_experiment(session, experiment, state, None)  # type: ignore[arg-type]
             else:
@@ -68,7 +68,7 @@ def bring(record: Record, id: str, *states: str) -> None:
 
 def add_failed_trial(record: Record, id: str) -> None:
     """Give an experiment a trial that failed, without a driver."""
-    trial = Trial(experiment_id=id, number=0, arm="scornn", params={}, config=CONFIG)
+    trial = TrialRow(experiment_id=id, number=0, arm="scornn", params={}, config=CONFIG)
     trial.state, trial.steps = "failed", 100
     database.write(record.url, lambda session: session.add(trial))
 
@@ -82,7 +82,7 @@ class TestTable:
     @pytest.mark.parametrize("state", EXPERIMENT_STATES)
     def test_an_experiment_may_move_as_the_table_says_and_in_no_other_way(self, state):
         for following in EXPERIMENT_STATES:
-            experiment = Experiment(id="e1", state=state)
+            experiment = ExperimentRow(id="e1", state=state)
             with Session() as session:
                 if kind := EXPERIMENT_MOVES[state].get(following):
                     move_experiment(session, experiment, following)
@@ -98,7 +98,7 @@ class TestTable:
     @pytest.mark.parametrize("state", TRIAL_STATES)
     def test_a_trial_may_move_as_the_table_says_and_in_no_other_way(self, state):
         for following in TRIAL_STATES:
-            trial = Trial(state=state)
+            trial = TrialRow(state=state)
             if kind := TRIAL_MOVES[state].get(following):
                 assert (move_trial(trial, following), trial.state) == (kind, following)
                 continue

@@ -13,7 +13,7 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record import database
 from eigensweep.service.record.ledger import CLOSED, RecordLedger
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.tables import Experiment
+from eigensweep.service.record.tables import ExperimentRow
 from eigensweep.workers.shared.ledger import StaleWriteError
 from eigensweep.workers.shared.messages import Result
 
@@ -147,7 +147,7 @@ class TestRetry:
 
         def move_start(seconds: float) -> None:
             def work(session: Any) -> None:
-                session.get_one(Experiment, made.id).started_at -= seconds
+                session.get_one(ExperimentRow, made.id).started_at -= seconds
 
             database.write(record.url, work)
 

@@ -15,7 +15,7 @@ from eigensweep.service.record.counts import count_all
 from eigensweep.service.record.journal import spent_seconds
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.tables import Experiment, Trial
+from eigensweep.service.record.tables import ExperimentRow, TrialRow
 from eigensweep.service.record.usage import UserUsage, devices_of, sum_by_user
 from eigensweep.workers.shared.messages import Place, Result
 
@@ -55,7 +55,7 @@ def read(ledger: RecordLedger) -> list[tuple[float, float, float]]:
     """Return what the experiment and its trial have used."""
     experiment = Record(ledger.url).row(ledger.experiment_id)
     key = (ledger.experiment_id, 0)
-    trial = database.read(ledger.url, lambda session: session.get_one(Trial, key))
+    trial = database.read(ledger.url, lambda session: session.get_one(TrialRow, key))
     return [(row.trial_seconds, row.cpu_seconds, row.gpu_seconds) for row in (experiment, trial)]
 
 
@@ -140,6 +140,6 @@ def test_wall_time_and_device_hours_stand_in_the_api_and_on_the_pages(client, re
 
 
 def test_no_time_is_spent_by_a_clock_that_was_set_back():
-    experiment = Experiment(started_at=5000.0, idle_seconds=0.0)
+    experiment = ExperimentRow(started_at=5000.0, idle_seconds=0.0)
     assert spent_seconds(experiment, now=5060.0) == 60
     assert spent_seconds(experiment, now=1400.0) == 0

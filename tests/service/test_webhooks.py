@@ -35,7 +35,7 @@ from eigensweep.service.record import database
 from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.tables import Job
+from eigensweep.service.record.tables import JobRow
 from eigensweep.service.settings import Settings
 from eigensweep.service.webhook_rules import WebhookRefusedError, check_url, is_public
 
@@ -172,8 +172,8 @@ def end(record: Record, spec: Any, receiver: Receiver, now: list[float]) -> Call
     return end_experiment
 
 
-def deliveries(record: Record) -> list[Job]:
-    query = select(Job).where(Job.kind == "webhook").order_by(Job.created_at)
+def deliveries(record: Record) -> list[JobRow]:
+    query = select(JobRow).where(JobRow.kind == "webhook").order_by(JobRow.created_at)
     return database.read(record.url, lambda session: list(session.scalars(query)))
 
 

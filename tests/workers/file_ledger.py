@@ -25,7 +25,6 @@ from eigensweep.workers.shared.ledger import (
 )
 from eigensweep.workers.shared.messages import (
     ConfigJson,
-    Json,
     Metrics,
     Notice,
     Params,
@@ -101,7 +100,7 @@ class FileLedger:
         params: Params,
         config: ConfigJson,
         config_hash: str,
-        sampler_state: Json = NOTHING,
+        sampler_state: dict[str, Any] = NOTHING,
     ) -> None:
         point = {"arm": arm, "params": params, "config": config, "config_hash": config_hash}
         self._add(number, **point, state="waiting", sampler_state=sampler_state)

@@ -26,7 +26,7 @@ from eigensweep.workers.processes.runner import REPORT, Runner
 from eigensweep.workers.processes.trial_process import TrialProcess
 from eigensweep.workers.shared.code import own_code
 from eigensweep.workers.shared.ledger import StaleWriteError
-from eigensweep.workers.shared.messages import Json, Order
+from eigensweep.workers.shared.messages import Order
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="nothing is forked elsewhere")
 
@@ -113,9 +113,9 @@ def start(node: subprocess.Popen[bytes], order: Order) -> Iterator[Start]:
         each.close()
 
 
-def train(runner: Runner | Forked) -> list[Json]:
+def train(runner: Runner | Forked) -> list[dict[str, Any]]:
     """Return all that is reported of a trial, without times and places."""
-    reports: list[Json] = []
+    reports: list[dict[str, Any]] = []
     while not reports or reports[-1]["outcome"] is None:
         report = json.loads(runner.train()[REPORT])
         for each in (report["result"], *report["result"]["by_replicate"]):

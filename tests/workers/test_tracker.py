@@ -23,7 +23,7 @@ from eigensweep.workers.shared.ledger import Earlier, TrialEntry
 from eigensweep.workers.shared.messages import ReplicateResult, Result, Source, Takeover
 from eigensweep.workers.shared.results import summarise
 from eigensweep.workers.tracking import tracker as tracking
-from eigensweep.workers.tracking.mlflow_runs import AwayError, Content, RefusedError, _ask
+from eigensweep.workers.tracking.mlflow_runs import AwayError, MlflowRefusedError, RunContent, _ask
 from eigensweep.workers.tracking.subject import make_subject
 from eigensweep.workers.tracking.tracker import Tracker
 from eigensweep.workers.tracking.view import make_view
@@ -98,8 +98,8 @@ class RunsInMemory:
         self.files[run_id, folder] = path
         self.contents[path.name] = path.read_bytes()
 
-    def send(self, run_id: str, content: Content) -> None:
-        if content == Content():
+    def send(self, run_id: str, content: RunContent) -> None:
+        if content == RunContent():
             return
         if self.sends_until_away == 0:
             self.sends_until_away = None
@@ -363,7 +363,7 @@ class TestTrouble:
         assert self.deliver(driver, tmp_path) == (True, [])
 
     def test_what_mlflow_refuses_is_told(self, tmp_path, runs, driver, monkeypatch):
-        monkeypatch.setattr(runs, "send", fail_with(RefusedError("the run was deleted")))
+        monkeypatch.setattr(runs, "send", fail_with(MlflowRefusedError("the run was deleted")))
         tracked, (notice,) = self.deliver(driver, tmp_path)
         assert tracked is True
         assert notice["words"].startswith("MLflow refuses ")
@@ -389,9 +389,9 @@ class NoCredentialsError(Exception):
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (PermissionError(13, "Permission denied", "/etc/x"), RefusedError),
-        (NotADirectoryError(20, "Not a directory"), RefusedError),
-        (NoCredentialsError("Unable to locate credentials"), RefusedError),
+        (PermissionError(13, "Permission denied", "/etc/x"), MlflowRefusedError),
+        (NotADirectoryError(20, "Not a directory"), MlflowRefusedError),
+        (NoCredentialsError("Unable to locate credentials"), MlflowRefusedError),
         (ConnectionResetError(104, "reset"), AwayError),
         (OSError(28, "No space left on device"), AwayError),
         (TimeoutError("it takes long"), AwayError),

@@ -1,9 +1,10 @@
 """Whether the Ray node of this machine is well; containers ask it as their health check.
 
 `python -m eigensweep.workers.cluster.node_health --address HEAD:PORT --port PORT` ends with 0 if
-the node's own process listens at its port and the head counts the node as alive. Else it prints
-why and ends with 1. `ray health-check` asks the head only, so it is content with a dead worker.
-With `--wait SECONDS` it asks until the node is well: for who starts nodes one after another.
+the node's own process listens at its port and the head counts the node as alive. Else it prints why
+and ends with 1. `ray health-check` asks the head only, so it does not notice a dead worker. With
+`--wait SECONDS` this program asks until the node is well, for scripts that start nodes one after
+another.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ray.core.generated.gcs_pb2 import GcsNodeInfo  # type: ignore[attr-defined]
 ANSWER_SECONDS: Final = 10.0
 """How long the head, and the node's own process, may take to answer."""
 PAUSE_SECONDS: Final = 0.2
-"""Between two looks at a node that is not well yet."""
+"""Seconds between two looks at a node that is not well yet."""
 
 
 def find_fault(head: str, port: int) -> str | None:

@@ -6,26 +6,26 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from eigensweep.workers.lanes.shares import ACCELERATOR_LABEL
-from eigensweep.workers.shared.messages import Json
+from eigensweep.workers.shared.ray_nodes import RayNode
 
 NONE: Mapping[str, float] = {}
 
 GONE_SECONDS = 3600.0
-"""How long a node that is gone is shown."""
+"""Seconds that a lost node is shown."""
 
 
 @dataclass(frozen=True)
 class Amounts:
-    """What a node has of each resource."""
+    """The amount of each resource of a node."""
 
     cpus: float
     gpus: float
     memory: int
-    """Bytes of main memory that Ray gives away."""
+    """Bytes of main memory that Ray may assign."""
 
     @classmethod
     def of(cls, resources: Mapping[str, float]) -> Amounts:
-        """Read Ray's words."""
+        """Read amounts by Ray's names."""
         cpus, gpus = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
         return cls(cpus, gpus, int(resources.get("memory", 0)))
 
@@ -42,16 +42,16 @@ class Node:
     free: Amounts | None
     """None: Ray does not say."""
     labels: dict[str, str] = field(default_factory=dict)
-    """Those that somebody gave it; Ray's own are left out."""
+    """The labels that a person gave it, without Ray's own."""
     accelerator_type: str | None = None
     address: str = ""
     """In the network."""
     answers: bool = True
     """Whether Ray's process there answered at the last look."""
     drains_until: float | None = None
-    """Unix time at which its machine goes, 0 where that is not known; None: it stays."""
+    """Unix time at which its machine is taken away, 0 if unknown; None: it stays."""
     gone_at: float | None = None
-    """Unix time at which Ray counted it as gone; None: it is alive, or that is not known."""
+    """Unix time at which Ray declared it dead; None: it is alive, or the time is unknown."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,10 @@ class RayPlace:
 
 @dataclass(frozen=True)
 class Look:
-    """What was seen of a cluster at one moment."""
+    """A snapshot of a cluster."""
 
     nodes: list[Node]
-    living: list[Json]
+    living: list[RayNode]
     """What Ray tells of each living node that does not drain."""
     may_change: bool
     """Whether nodes come and go."""
@@ -80,17 +80,18 @@ class Look:
 
 
 def read_nodes(
-    nodes: Iterable[Json],
+    nodes: Iterable[RayNode],
     free: Mapping[str, Mapping[str, float]],
     silent: Collection[str] = (),
     draining: Mapping[str, float] = NONE,
     gone: Mapping[str, float] = NONE,
     now: float = 0.0,
 ) -> list[Node]:
-    """Return nodes, those that live first; `free` has what is free by the id of a node.
+    """Return nodes, the living ones first; `free` has their free resources by node id.
 
-    `silent` are the ids of those that do not answer, `draining` has the deadlines of those that
-    drain, and `gone` when others went. Those that went `GONE_SECONDS` before `now` are left out.
+    `silent` are the ids of nodes that do not answer, `draining` has the deadlines of draining
+    nodes, and `gone` the times at which nodes died. Nodes that died `GONE_SECONDS` before `now` are
+    left out.
     """
     found = [
         replace(
@@ -105,7 +106,7 @@ def read_nodes(
     return sorted(found, key=lambda node: (not node.alive, node.name, node.id))
 
 
-def _read_node(node: Json, free: Mapping[str, float] | None) -> Node:
+def _read_node(node: RayNode, free: Mapping[str, float] | None) -> Node:
     """Read what `ray.nodes` says of a node, and what is free there."""
     labels = node.get("Labels") or {}
     return Node(

@@ -22,7 +22,7 @@ from eigensweep.workers.cluster import heartbeat
 from eigensweep.workers.cluster.nodes import Look, Node, RayPlace, read_nodes
 from eigensweep.workers.cluster.ray_folder import RayFolder
 from eigensweep.workers.driver.ray_job import EXPERIMENT, connect
-from eigensweep.workers.shared.messages import Json
+from eigensweep.workers.shared.ray_nodes import list_nodes
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ class RayCluster:
         """Return the nodes of now, those that live first; the `silent` ones do not answer."""
         from eigensweep.workers.driver.capacity import find_draining
 
-        nodes: list[Json] = ray.nodes()  # type: ignore[no-untyped-call]
+        nodes = list_nodes()
         free = ray._private.state.available_resources_per_node()  # type: ignore[no-untyped-call]
         gone = {} if all(node["Alive"] for node in nodes) else _find_gone()
         return read_nodes(nodes, free, silent, find_draining(), gone, time.time())

@@ -18,14 +18,14 @@ from eigensweep.private_folders import UnsafeFolderError, make_private
 LONGEST: Final = 40
 """Ray's sockets lie below its folder, and a socket's path has at most 107 characters."""
 PREFIX: Final = "eigensweep-"
-"""How the names of folders begin that are made in the folder for temporary files."""
+"""The beginning of the names of our folders among the temporary files."""
 INNER: Final = "r"
-"""Ray gives everybody all rights in its folder, so that one lies inside of ours."""
+"""Ray gives everybody all rights in its folder, so its folder lies inside of ours."""
 
 
 @dataclass
 class RayFolder:
-    """A folder in use; its lock is the kernel's and ends with this process."""
+    """A folder in use; the kernel holds its lock, which ends with this process."""
 
     path: Path
     """Ray's own folder."""
@@ -34,9 +34,9 @@ class RayFolder:
 
     @classmethod
     def make(cls, wanted: Path | None) -> Self:
-        """Make an empty folder: `wanted`, or where that path is too long one for temporary files.
+        """Make an empty folder: `wanted`, or if that path is too long, a temporary one.
 
-        What killed processes of this user have left among the temporary files is removed.
+        Folders that killed processes of this user left among the temporary files are removed.
 
         Raises:
             UnsafeFolderError: if another user could exchange the folder.

@@ -19,11 +19,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from eigensweep.workers.cluster.ray_cluster import RayCluster
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.durable_files import StorageError, StoreAwayError
+from eigensweep.workers.shared.ray_nodes import list_nodes
 
 FOLDER: Final = ".doctor"
-"""In the store; no experiment is called so."""
+"""A folder of the store; no experiment has this name."""
 ANSWER_SECONDS: Final = 60.0
-"""How long a node may take: it may have to start a process first."""
+"""Seconds that a node may take: it may have to start a process first."""
 
 
 def try_here(storage: str, name: str) -> str | None:
@@ -49,8 +50,7 @@ def try_nodes(storage: str) -> dict[str, str | None]:
         StorageError: if this machine itself cannot use the store.
     """
     store, name = Store(storage), secrets.token_hex(8)
-    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    living = {n["NodeID"]: n["NodeManagerHostname"] for n in nodes if n["Alive"]}
+    living = {n["NodeID"]: n["NodeManagerHostname"] for n in list_nodes() if n["Alive"]}
     store.files.write(f"{FOLDER}/{name}", b"x")
     try:
         trial = ray.remote(num_cpus=0, max_retries=0)(try_here)

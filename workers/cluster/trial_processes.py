@@ -29,7 +29,7 @@ from ray.runtime_env import RuntimeEnv
 from eigensweep.workers.processes.fork_server import pid_of
 from eigensweep.workers.processes.forked import keep_server
 from eigensweep.workers.shared.code import has_changed, own_code
-from eigensweep.workers.shared.messages import Json
+from eigensweep.workers.shared.ray_nodes import RayNode, list_nodes
 
 logger = logging.getLogger(__name__)
 
@@ -82,8 +82,8 @@ def keep_ready() -> None:
 
 def _is_used() -> bool:
     """Return whether a trial has some of the processors now."""
-    free: Json = ray.available_resources()  # type: ignore[no-untyped-call]
-    whole: Json = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
+    whole: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     return bool(free.get("CPU", 0) < whole.get("CPU", 0))
 
 
@@ -150,7 +150,6 @@ def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, **OF_RAY, THREADS: inherited.get(THREADS, DEFAULT_THREADS)}
 
 
-def _own_node() -> Json:
+def _own_node() -> RayNode:
     here = ray.get_runtime_context().get_node_id()
-    nodes: list[Json] = ray.nodes()  # type: ignore[no-untyped-call]
-    return next(node for node in nodes if node["NodeID"] == here)
+    return next(node for node in list_nodes() if node["NodeID"] == here)

@@ -1,8 +1,8 @@
-"""How Tune's loop hears of what happens in the processes of trials: all that is ready at once.
+"""Takes all events of the trials' processes that are ready at once, for Tune's loop.
 
 Tune asks Ray for one event at a time, with every future that there is, in a new random order. With
-a thousand trials that takes longer than to handle the event. Here all that is ready is taken when
-events follow one another fast, and handled in later turns of the loop, one in each as before.
+a thousand trials that takes longer than to handle the event. Here the loop takes all ready events
+at once when events follow one another fast. It still handles one event a turn.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from ray.air.execution import ResourceRequest
 from ray.air.execution._internal.tracked_actor import TrackedActor
 
 from eigensweep.workers.driver.memory_shortages import PatientActorManager
-from eigensweep.workers.driver.trainable import give_order_alone
-from eigensweep.workers.shared.messages import Json
+from eigensweep.workers.driver.trainable import StartArguments, give_order_alone
 
 SOON: Final = 0.005
-"""Seconds: an event that came this fast was there before it was asked for, and others may be."""
+"""Seconds: an event that comes this fast was ready before the question, and others may be."""
 
 
 class PromptActorManager(PatientActorManager):
-    """Tune's manager of processes, which remembers what else was ready."""
+    """Tune's manager of processes, which remembers the other ready events."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -32,13 +31,13 @@ class PromptActorManager(PatientActorManager):
         """Futures that are ready and were not handled; some may have been given up since."""
 
     def add_actor(
-        self, cls: Any, kwargs: Json, resource_request: ResourceRequest, **calls: Any
+        self, cls: Any, kwargs: StartArguments, resource_request: ResourceRequest, **calls: Any
     ) -> TrackedActor:
         """Have a process started, with its order alone, once there is room for it."""
         return super().add_actor(cls, give_order_alone(kwargs), resource_request, **calls)
 
     def next(self, timeout: int | float | None = None) -> bool:
-        """Handle one event, and wait for it so many seconds; tell whether there was one."""
+        """Handle one event within `timeout` seconds; return whether there was one."""
         is_killed = self._try_kill_actor()
         self._try_start_actors()
         if is_killed:
@@ -53,7 +52,7 @@ class PromptActorManager(PatientActorManager):
                 return True
 
     def _wait(self, timeout: float | None) -> bool:
-        """Wait for the next event, take what else is ready, and tell whether there is any."""
+        """Wait for the next event and take all other ready ones; return whether there is any."""
         started = self._actor_state_events.get_futures()
         futures = [*self._resource_manager.get_resource_futures(), *started]
         futures += self._actor_task_events.get_futures()
@@ -65,7 +64,7 @@ class PromptActorManager(PatientActorManager):
         return bool(ready)
 
     def _handle(self, future: Any) -> bool:
-        """Call whom an event concerns; tell whether it concerns anybody."""
+        """Call the handler of an event; return whether it has one."""
         for events in (self._actor_state_events, self._actor_task_events):
             if future in events._tracked_futures:
                 events.resolve_future(future)

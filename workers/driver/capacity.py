@@ -10,7 +10,7 @@ from typing import Final
 
 from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.workers.lanes.shares import Capacity, Share, share_of
-from eigensweep.workers.shared.messages import Json
+from eigensweep.workers.shared.ray_nodes import RayNode, list_nodes
 
 KNOCK_SECONDS: Final = 1.0
 """How long a node may take to accept a connection; a kernel needs milliseconds, also where Ray's
@@ -19,10 +19,10 @@ KNOCKS: Final = 32
 """Nodes that are asked at once."""
 
 
-def count_slots(share: Share, nodes: Iterable[Json] | None = None) -> int:
+def count_slots(share: Share, nodes: Iterable[RayNode] | None = None) -> int:
     """Return how many such trials the nodes of this cluster hold at once.
 
-    `nodes` is what Ray told of those that live; None: it is asked.
+    `nodes` are the living nodes as Ray told of them; None: Ray is asked.
     """
     return sum(_count_on(node, share) for node in _given_or_living(nodes))
 
@@ -44,7 +44,7 @@ def find_silent_nodes() -> frozenset[str]:
     return frozenset(n["NodeID"] for n, answer in zip(nodes, answers, strict=True) if not answer)
 
 
-def _answers(node: Json) -> bool:
+def _answers(node: RayNode) -> bool:
     place = node["NodeManagerAddress"], node["NodeManagerPort"]
     with suppress(OSError):
         socket.create_connection(place, KNOCK_SECONDS).close()
@@ -55,7 +55,7 @@ def _answers(node: Json) -> bool:
 def find_parts(share: Share) -> dict[str, float]:
     """Return the part of this cluster that one such trial takes, by kind of resource.
 
-    A node is filled with whole trials. So what is left over there counts, too, in the resource
+    A node holds whole trials only. So the remainder of a node counts as used, too, in the resource
     of which a trial takes the largest part. Empty if no node holds such a trial.
     """
     nodes, need = list_living_nodes(), share.resources
@@ -74,7 +74,7 @@ def look_for_room(
     replicates: int,
     *,
     may_change: bool = True,
-    nodes: Sequence[Json] | None = None,
+    nodes: Sequence[RayNode] | None = None,
 ) -> Capacity:
     """Return how many trials with these resources run at once, or why none can.
 
@@ -87,7 +87,7 @@ def look_for_room(
     return Capacity(None if resources.lanes == "auto" else slots, problem, may_change)
 
 
-def explain_no_slot(share: Share, nodes: Sequence[Json] | None = None) -> str:
+def explain_no_slot(share: Share, nodes: Sequence[RayNode] | None = None) -> str:
     """Return the words for a person whose trials fit on no node; `nodes` as in `count_slots`."""
     need, who = share.resources, "a trial needs"
     if share.engine is not None:
@@ -110,15 +110,15 @@ def explain_no_slot(share: Share, nodes: Sequence[Json] | None = None) -> str:
     return words
 
 
-def _add_up(nodes: Iterable[Json], kind: str) -> float:
+def _add_up(nodes: Iterable[RayNode], kind: str) -> float:
     return float(sum(node["Resources"].get(kind, 0.0) for node in nodes))
 
 
-def _count_on(node: Json, share: Share) -> int:
+def _count_on(node: RayNode, share: Share) -> int:
     return share.count_slots(node["Resources"], node.get("Labels") or {})
 
 
-def _describe_node(node: Json, need: Mapping[str, float], labels: Mapping[str, str]) -> str:
+def _describe_node(node: RayNode, need: Mapping[str, float], labels: Mapping[str, str]) -> str:
     has, tags = node["Resources"], node.get("Labels") or {}
     here = {key: tags[key] for key in labels if key in tags}
     return _describe({kind: has.get(kind, 0) for kind in need}, here)
@@ -137,22 +137,19 @@ def _describe(amounts: Mapping[str, float], labels: Mapping[str, str]) -> str:
     return ", ".join([*words, *(f"label {key}={value}" for key, value in labels.items())])
 
 
-def _given_or_living(nodes: Iterable[Json] | None) -> list[Json]:
+def _given_or_living(nodes: Iterable[RayNode] | None) -> list[RayNode]:
     return list_living_nodes() if nodes is None else list(nodes)
 
 
-def list_living_nodes() -> list[Json]:
+def list_living_nodes() -> list[RayNode]:
     """Return what Ray tells of each living node that does not drain."""
-    import ray  # the service counts with what it was told, and loads no Ray
-
-    nodes: list[Json] = ray.nodes()  # type: ignore[no-untyped-call]
-    draining = find_draining()
+    nodes, draining = list_nodes(), find_draining()
     return [n for n in nodes if n["Alive"] and n.get("NodeID") not in draining]
 
 
 def find_draining() -> dict[str, float]:
     """Return Ray's ids of the nodes that drain, each with its deadline in Unix time; 0: none."""
-    import ray
+    import ray  # the service counts with what it was told, and loads no Ray
 
     if not ray.is_initialized():
         return {}

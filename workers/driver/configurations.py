@@ -17,7 +17,7 @@ from eigensweep.workers.driver.study import Draw, Study
 from eigensweep.workers.shared.ledger import TrialEntry
 
 ASKS = 10
-"""How often a sampler is asked again when it gives a point that was tried already."""
+"""How often a sampler is asked again after it gave a point that was tried already."""
 
 RANDOM_ASKS = 200
 """How often points are then drawn at random, where the space has no list of all its points; and how
@@ -30,7 +30,7 @@ class Found:
 
     point: Point
     draw: Draw | None
-    """What the sampler must hear of it, where one drew it."""
+    """The sampler's draw, which must be told the outcome; None: no sampler drew the point."""
     config: TrialConfig | None
     """None: the point is no valid configuration."""
     name: str
@@ -52,7 +52,7 @@ class Configurations:
         """Points of the sequence since the last that became a trial."""
         self._points, self._identities = Digests(), Digests()
         self._unmet: set[int] = set()
-        """Trials of earlier drivers that the sequence has not come to again."""
+        """Trials of earlier drivers that the sequence has not reached again."""
 
     def __len__(self) -> int:
         """Return how many valid configurations were found."""
@@ -71,8 +71,8 @@ class Configurations:
     def find(self) -> Iterator[Found]:
         """Yield new points, invalid ones among them, until one is taken or there are no more.
 
-        A sampler hears of every point of its own that is not new. Whoever takes a valid one takes
-        no more from this iterator.
+        A sampler is told of each of its points that is not new. A caller that takes a valid point
+        stops iterating.
         """
         for point, draw in self._candidates():
             found = self._look_at(point, draw)

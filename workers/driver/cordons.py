@@ -1,4 +1,4 @@
-"""Where trials may go: the nodes that are there, without those that are cordoned for a while.
+"""Where trials may go: all nodes but those that are cordoned for a while.
 
 A node is cordoned if it has other code, lacks a corpus, or cannot use a device, disk or store; if
 the same GPU is lost there several times; and if trials fail on it one after another and nowhere
@@ -28,14 +28,15 @@ FIRST_LEAVE, LONGEST_LEAVE = 15.0, 600.0
 """Seconds that a node is cordoned after its first failure, and at most."""
 
 NOWHERE = "unknown"
-"""Stands for the id of a node that does not know its own."""
+"""Stands for the id of a node whose report names none."""
 
 SILENT_SECONDS = 30.0
-"""So long no trial goes to a node that did not answer after the loss of a process. Ray gives up a
-node that is dead within less."""
+"""Seconds without new trials for a node that did not answer after the loss of a process. Ray gives
+up a dead node sooner."""
 
 MOST_CORDONED = 3
-"""Nodes that are cordoned at once; if more fail, the fault is not theirs, and everything waits."""
+"""The most nodes that are cordoned at once; if more fail, the nodes are not to blame, and all
+trials wait."""
 
 
 def grow(first: float, times: int, longest: float) -> float:
@@ -57,7 +58,7 @@ class _Cordon:
 
 
 class Cordons:
-    """The nodes of one experiment, as its driver learns which of them are at fault."""
+    """The nodes of one experiment, and what its driver knows of their faults."""
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class Cordons:
         find_silent_nodes: Callable[[], Set[str]] = frozenset,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take who knows the nodes.
+        """Cordon no node yet.
 
         `find_nodes` returns Ray's ids of the nodes that trials can go to, and `find_silent_nodes`
         those of nodes that may be dead, whatever Ray says.
@@ -77,16 +78,16 @@ class Cordons:
         self._cordons: dict[str, _Cordon] = {}
         self._faults: Counter[str] = Counter()
         self._losses: defaultdict[tuple[str, str], set[tuple[str, int]]] = defaultdict(set)
-        """Under whom each GPU of a node was lost, since somebody came on there: engines by process,
-        trials alone by number."""
+        """The engines (by process) and single trials (by number) under which each GPU of a node was
+        lost since the last progress there."""
         self._silent: Set[str] = frozenset()
         """Nodes that did not answer when a process was lost."""
         self._silent_until = 0.0
 
     def list_avoided(self, lost: Collection[str] = ()) -> tuple[str, ...]:
-        """Return the nodes that a trial does not go to now.
+        """Return the nodes that a trial avoids now.
 
-        `lost` are those on which it lost a device; it avoids them if there are others.
+        `lost` are the nodes on which it lost a device; it avoids them if there are others.
         """
         avoided = [*self._cordons, *self.draining, *self._list_silent()]
         if lost and self.find_nodes() - self._cordons.keys() - {*lost}:
@@ -116,7 +117,7 @@ class Cordons:
 
     @property
     def leave_nothing(self) -> bool:
-        """Whether no node is left to go to, or so many failed that the fault is not theirs."""
+        """Whether no node is left, or so many failed that the nodes are not to blame."""
         if not self._cordons:
             return False
         nodes = self.find_nodes()
@@ -128,7 +129,7 @@ class Cordons:
         self._silent_until = self._clock() + SILENT_SECONDS
 
     def see_progress(self, place: Place) -> None:
-        """Note that a trial comes on at a place."""
+        """Note that a trial makes progress at a place."""
         self.failures.see_progress(place.node_id)
         self._losses.pop((place.node_id or NOWHERE, place.device), None)
 
@@ -178,5 +179,5 @@ class Cordons:
         return sorted(self._silent - self._cordons.keys()) if others else []
 
     def _count(self, nodes: Set[str]) -> int:
-        """Return how many of these nodes are cordoned; those that are gone do not count."""
+        """Return how many of these nodes are cordoned; nodes that are gone do not count."""
         return len(self._cordons.keys() & {*nodes, NOWHERE})

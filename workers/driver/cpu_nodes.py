@@ -1,8 +1,8 @@
 """Trials that need no GPU go to nodes without GPUs first, as long as these have room.
 
-Elsewhere they take processors without which a GPU stays idle. Ray places groups, in which Tune has
-trials, without a look at that; but a group may name a node on which it would best lie. If that has
-no room when Ray comes to it, the group lies elsewhere: so nothing waits for a node of its kind.
+On a node with GPUs they would take processors that the GPUs need. Ray does not look at that when it
+places the group of a trial, but a group may name a preferred node. If that node has no room by
+then, Ray places the group elsewhere: so no trial waits for a node without GPUs.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ import ray
 
 from eigensweep.workers.driver.capacity import list_living_nodes
 from eigensweep.workers.lanes.shares import Share
-from eigensweep.workers.shared.messages import Json
+from eigensweep.workers.shared.ray_nodes import RayNode
 
 LOOK_SECONDS: Final = 1.0
-"""How long a look at what is free is relied on; what was placed since is taken off."""
+"""Seconds for which a look at free resources is relied on; what was placed since is subtracted."""
 
 
 @dataclass
 class CpuNodes:
     """The nodes without GPUs of a cluster that has both kinds. Threads may share it."""
 
-    list_nodes: Callable[[], list[Json]]
+    list_nodes: Callable[[], list[RayNode]]
     """Returns what Ray tells of each living node."""
     list_free: Callable[[], Mapping[str, Mapping[str, float]]]
     """Returns what is free on each node, by Ray's id."""
     clock: Callable[[], float] = time.monotonic
-    _nodes: list[Json] = field(default_factory=list)
+    _nodes: list[RayNode] = field(default_factory=list)
     """Those without GPUs; none if all nodes are of one kind."""
     _free: dict[str, dict[str, float]] = field(default_factory=dict)
     _with_gpus: set[str] = field(default_factory=set)
@@ -40,9 +40,10 @@ class CpuNodes:
     _turn: threading.Lock = field(default_factory=threading.Lock)
 
     def choose(self, share: Share, avoid: tuple[str, ...] = ()) -> str | None:
-        """Return Ray's id of the node on which a trial would best run; None: Ray may choose.
+        """Return Ray's id of the best node for a trial; None: Ray may choose.
 
-        It is the one with most room. `avoid` are ids of nodes to which the trial does not go.
+        The best node is the one with most free slots. `avoid` are ids of nodes to which the trial
+        does not go.
         """
         if share.resources.get("GPU"):
             return None

@@ -8,13 +8,13 @@ from typing import Final
 import numpy as np
 
 MOST_NEW: Final = 4096
-"""Digests that are kept as Python's numbers, in 80 bytes each, before they are sorted in."""
+"""Digests kept as Python's numbers, of 80 bytes each, before they are merged into the array."""
 
 
 def digest(*words: str) -> int:
-    """Return 64 bits that tell words apart.
+    """Return a digest of words in 64 bits.
 
-    With a million trials, in one of about 40 million experiments two are taken for the same.
+    With a million trials, two digests collide in one of about 40 million experiments.
     """
     content = "\0".join(words).encode()
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big")

@@ -1,7 +1,7 @@
 """Nodes that drain, because their machine will be taken away: their trials commit and leave.
 
-Ray gives such a node nothing new, but a process that is used again goes past Ray. So here its
-trials are told to leave, each by a mark in the store, as all are when an experiment pauses.
+Ray starts nothing new on such a node, but a reused process gets its next trial without Ray. So the
+driver tells the trials there to leave, each by a mark in the store, as for a pause.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from eigensweep.workers.shared.marks import Mark, leave_mark
 from eigensweep.workers.shared.messages import Notice
 
 LOOK_SECONDS = 5.0
-"""Between two looks for nodes that drain."""
+"""Seconds between two looks for draining nodes."""
 
 
 class Draining:

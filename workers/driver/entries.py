@@ -10,7 +10,7 @@ from eigensweep.workers.shared.states import TrialState
 
 
 class Entries(MutableMapping[int, TrialEntry]):
-    """Trials by number, from 0 without gaps. Of an outline two bytes are kept.
+    """Trials by number, from 0 without gaps. An outline takes two bytes.
 
     >>> entries = Entries()
     >>> entries[0] = TrialEntry(0, "scornn", {"lr": 0.1}, {}, "", "completed").outline()

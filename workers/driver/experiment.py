@@ -80,17 +80,17 @@ LOOK_SECONDS = 5.0
 """How long a driver relies on what it knows of the cluster's nodes."""
 
 MEMORY_STEP = 8 * 2**20
-"""A driver tells of its own memory in these steps, so that it does not tell at each look."""
+"""Steps in which a driver reports its own memory, so that it does not report at each look."""
 
 PAUSE_SECONDS = 60.0
-"""How long trials that are to be paused may take to commit and leave, before they are ended."""
+"""Seconds that pausing trials may take to commit and leave before their processes are ended."""
 
 DELIVERY_SECONDS = 10.0
-"""How long an experiment that is paused waits until MLflow has what was committed."""
+"""Seconds that a paused experiment waits until MLflow has what was committed."""
 
 SWITCH_SECONDS = 0.0005
-"""How long the thread that delivers may keep Python's lock while Tune's loop wants to go on. The
-loop gives the lock away at each statement to the database, and would wait 5 ms each time."""
+"""Seconds that the delivering thread may hold Python's lock while Tune's loop waits for it. The
+loop releases the lock at each database statement, and would wait 5 ms for it each time."""
 
 TUNE_SETTINGS = {
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a trial that diverged has no objective
@@ -103,8 +103,8 @@ def run_experiment(experiment: str, spec: SpecJson, ledger: Ledger, options: Dri
     """Run an experiment to its end, or what is left of it, and deliver it to MLflow.
 
     Raises:
-        StaleWriteError: if another driver has taken over. Nothing is recorded of any exception:
-            whoever started the driver starts another one.
+        StaleWriteError: if another driver has taken over. An exception is not recorded: the caller
+            starts another driver.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     ExperimentDriver(experiment, ExperimentSpec.from_stored(spec), ledger, options).run()
@@ -142,10 +142,11 @@ class ExperimentDriver:
         lanes = spec.resources.lanes
         lanes = 1 if lanes == "auto" else lanes
         self.share = share_of(reserve_memory(spec), spec.replicates, lanes)
-        """What one trial asks Ray for; with `lanes: auto` it is set again once they are chosen."""
+        """What one trial asks Ray for; with `lanes: auto` it is set again once the lanes are
+        chosen."""
         self.asked = share_of(spec.resources, spec.replicates, lanes)
-        """The same without memory that was only guessed. An autoscaler is told this: it starts no
-        node for memory where its kinds of nodes do not say what they have."""
+        """The same without guessed memory, for an autoscaler: it starts no node for memory if its
+        node types do not declare any."""
         self._stalls = StallWatch(
             partial(read_progress, store, experiment),
             spec.limits.stall_seconds,
@@ -162,11 +163,11 @@ class ExperimentDriver:
         self._told: list[Notice] | None = None
         """The notices that the ledger has; None: those of an earlier driver."""
         self._in_lanes: set[int] = set()
-        """Trials that an engine trains, which looks after them."""
+        """Trials in engines; the engine watches them for stalls."""
         self._slots, self._looked_at = 0, -math.inf
         self._fair = FairShare(ledger, time.monotonic)
         self._is_crowded_out = False
-        """Whether Tune was left because other experiments have all places."""
+        """Whether Tune was stopped because other experiments have all slots."""
         self._waits_for_others = False
         self._draining = Draining(experiment, options.storage, self._watch, find_draining)
         self._paused_at: float | None = None
@@ -210,9 +211,9 @@ class ExperimentDriver:
         return self._is_crowded_out or 0 < self.sweep.running >= limit
 
     def should_leave(self, node: str) -> bool:
-        """Return whether a process there should have no further trial.
+        """Return whether a process on this node should get no further trial.
 
-        The node drains, or others wait for processors beside its GPUs.
+        The node drains, or other trials wait for the processors beside its GPUs.
         """
         is_wanted = self._fair.leaves_gpus and CPU_NODES.has_gpus(node)
         return is_wanted or node in self.sweep.cordons.draining
@@ -220,7 +221,7 @@ class ExperimentDriver:
     def end_stalled(self) -> Set[int]:
         """Record the trials that make no progress as stalled; return their numbers.
 
-        Their processes are still there. Nobody can tell while the store does not answer.
+        Their processes still run. While the store does not answer, no trial counts as stalled.
         """
         if self._watch.notice is not None:
             self._stalls.be_blind()
@@ -269,7 +270,7 @@ class ExperimentDriver:
         """Return whether Tune is to end all trials now, because the experiment ends or pauses.
 
         If it ends, the trials are recorded as cancelled. If it pauses, they commit and leave by
-        themselves, but are waited for no longer than `PAUSE_SECONDS`.
+        themselves within `PAUSE_SECONDS`.
         """
         self._tell()
         if self.sweep.has_given_up and not self._has_given_up:
@@ -288,7 +289,7 @@ class ExperimentDriver:
         return is_late or not self.sweep.is_training
 
     def _tell(self) -> None:
-        """Let the ledger know why the experiment comes on slowly, if that has changed."""
+        """Record why the experiment makes slow progress, if that has changed."""
         low, crowded, away = self._disks.notice(), self._fair.notice(), self._watch.notice
         self._draining.look(lambda: self.sweep.training)
         self.sweep.cordons.draining = self._draining.nodes
@@ -325,7 +326,7 @@ class ExperimentDriver:
     def _wait_for_room(self) -> None:
         """Wait until a node has room for a trial, `room_seconds` are over, or a reason to stop.
 
-        The nodes of a cluster come and go; what waits in the queue should outlive that.
+        The nodes of a cluster come and go; an experiment in the queue should outlive that.
         """
         seconds = self.spec.limits.room_seconds
         deadline = time.monotonic() + (self.options.room_seconds if seconds is None else seconds)
@@ -341,9 +342,9 @@ class ExperimentDriver:
             self.ledger.record_phase("starting")
 
     def _run_in_turns(self) -> None:
-        """Run Ray Tune until the sweep is over or must stop, with breaks while others have all.
+        """Run Ray Tune until the sweep is over or must stop, with breaks while no share is left.
 
-        In a break there is no Tune, because it would keep a process and so its place.
+        With no share left it stops Tune, which would otherwise hold an idle actor.
         """
         while True:
             while self.is_full() and not self.must_stop():
@@ -357,8 +358,8 @@ class ExperimentDriver:
     def _choose_lanes(self) -> None:
         """Settle how many lanes an engine has, and how many trials share it.
 
-        Where the spec leaves it open, it is measured where the trials will run. There are no more
-        than let the trials use all GPUs.
+        Where the spec leaves the number open, it is measured where the trials will run. It is small
+        enough for the trials to spread over all GPUs.
         """
         wanted, replicates = self.spec.resources.lanes, self.spec.replicates
         if wanted is None:
@@ -381,7 +382,7 @@ class ExperimentDriver:
         self._looked_at = -math.inf
 
     def _count_for_each_gpu(self) -> int | None:
-        """Return how many trials each GPU of now gets if all get equally many; None: no matter."""
+        """Return how many trials each GPU gets if all get equally many; None: any number."""
         trials = [count for count in (self.sweep.left, *self._bounds()) if count is not None]
         engines = count_slots(self.share) // self.share.trials
         if not (self.spec.resources.gpus and trials and engines > 1):
@@ -406,7 +407,7 @@ class ExperimentDriver:
         return Path(self._scratch.name)
 
     def _concurrency(self) -> int:
-        """Return how many trials run at once: the least of what is allowed, fits and is fair."""
+        """Return how many trials run at once: the least of limit, capacity and fair share."""
         slots = self._count_slots()
         most = max(1, min([slots, *self._bounds()]))
         return min(most, self._fair.count(lambda: self._find_demand(most))) if slots else most
@@ -426,9 +427,9 @@ class ExperimentDriver:
         return [bound for bound in bounds if bound is not None]
 
     def _count_slots(self) -> int:
-        """Return how many trials the cluster of now holds, and tell it how many are wanted.
+        """Return how many trials the cluster holds now, and tell it how many are wanted.
 
-        Nodes join and leave, so it is looked at again after `LOOK_SECONDS`.
+        The answer is kept for `LOOK_SECONDS`, since nodes join and leave.
         """
         if time.monotonic() >= self._looked_at + LOOK_SECONDS:
             self._slots, self._looked_at = count_slots(self.share), time.monotonic()
@@ -479,7 +480,7 @@ class ExperimentDriver:
             self._wait_for_delivery(self.tracker)
 
     def _wait_for_delivery(self, tracker: Tracker) -> None:
-        """Return when MLflow holds everything, or while it is away: a later driver goes on then."""
+        """Return when MLflow has everything, or is away: a later driver then goes on."""
 
         def look() -> None:
             self.ledger.intent()
@@ -498,7 +499,7 @@ class ExperimentDriver:
 
 
 def take_over(store: Store, experiment: str, entry: TrialEntry) -> None:
-    """Give a trial the checkpoints of the one that its newest `lineage` names, once.
+    """Give a trial, once, the checkpoints of the trial that its newest `lineage` names.
 
     Raises:
         StorageError: if the store cannot be read or written.

@@ -21,7 +21,6 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.samplers import quiet
 from eigensweep.workers.driver.study import DIRECTIONS, STATES, make_distribution
 from eigensweep.workers.shared.ledger import TrialEntry
-from eigensweep.workers.shared.messages import Json
 
 Times = Mapping[int, tuple[float | None, float | None]]
 """When each trial began and ended, in seconds since 1970, by its number."""
@@ -99,7 +98,7 @@ def _make_trial(
     if state == TrialState.PRUNED:
         known = [*reports.values()][-1:]
     began, ended = times.get(entry.number, (None, None))
-    attrs: Json = {"arm": entry.arm, "outcome": entry.state, "number": entry.number}
+    attrs: dict[str, object] = {"arm": entry.arm, "outcome": entry.state, "number": entry.number}
     if entry.config:
         attrs["seed"], attrs["replicates"] = entry.config["seed"], entry.config["replicates"]
     if entry.error:

@@ -1,8 +1,8 @@
-"""Trials that fail one after another: by a node that nobody foresaw, or by a bug that all meet.
+"""Trials that fail one after another: because of one node, or because of a bug in all of them.
 
-A node that fails trials at once asks for the next one soonest, so it would eat a whole sweep. It is
-told from a bug in a model by where trials fail: a bug fails them on every node. Such a sweep is
-paused, since each further trial would tell the same.
+A node on which trials fail at once gets the next trial soonest, so it would consume a whole sweep.
+A bug in a model makes trials fail on every node. Such a sweep is paused, since each further trial
+would fail in the same way.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from eigensweep.workers.shared.messages import Notice
 from eigensweep.workers.shared.states import UNTRAINED, Outcome
 
 MOST_HERE = 5
-"""Trials that fail in a row on one node, while none fails elsewhere, before it is left out. Where a
-quarter of all trials fails, one row in a thousand is that long by chance, and costs seconds."""
+"""Trials that fail in a row on one node, while none fails elsewhere, before the node is cordoned.
+Where a quarter of all trials fails, one row in a thousand is that long by chance, and costs
+seconds."""
 
 MOST_IN_A_ROW = 30
 """Trials that fail in a row, anywhere, before the experiment is paused. Where three quarters of all
-fail, a row of thirty begins once in 20,000 trials; and who has seen thirty has seen the reason."""
+trials fail, a row of thirty begins once in 20,000 trials."""
 
 LONGEST_ERROR = 3000
-"""Characters of the last error that people are told; of a traceback the end says most."""
+"""Characters of the last error that a person is shown: the end of a traceback says most."""
 
 
 class Failures:
@@ -27,12 +28,12 @@ class Failures:
 
     def __init__(self) -> None:
         self._node: str | None = None
-        """Where the last one failed."""
+        """The place of the last failure."""
         self._here = 0
-        """Trials that failed there since one came on there, or failed elsewhere."""
+        """Failures there since a trial made progress there or failed elsewhere."""
         self._in_a_row = 0
         self._last = ""
-        """The error of the last one."""
+        """The error of the last failure."""
 
     @property
     def are_too_many(self) -> bool:
@@ -40,12 +41,12 @@ class Failures:
         return self._in_a_row >= MOST_IN_A_ROW
 
     def see_progress(self, node: str | None) -> None:
-        """Note that a trial comes on there."""
+        """Note that a trial makes progress there."""
         if node == self._node:
             self._here = 0
 
     def see_end(self, outcome: Outcome, node: str | None, error: str | None) -> bool:
-        """Note how a trial has ended; return whether its node should be left out."""
+        """Note how a trial has ended; return whether its node should be cordoned."""
         if outcome in ("completed", "pruned", "diverged"):
             self._in_a_row = 0
             self.see_progress(node)
@@ -56,7 +57,7 @@ class Failures:
         return self.see_loss(node)
 
     def see_loss(self, node: str | None) -> bool:
-        """Note that a trial could not go on there; return whether the node should be left out."""
+        """Note that a trial could not go on there; return whether to cordon the node."""
         self._here = self._here + 1 if node == self._node else 1
         self._node = node
         if node is None or self._here < MOST_HERE:
@@ -65,7 +66,7 @@ class Failures:
         return True
 
     def notice(self) -> Notice | None:
-        """Return why the experiment is paused; None: it should not be."""
+        """Return why the experiment should be paused; None: it should not."""
         if not self.are_too_many:
             return None
         words = (

@@ -1,7 +1,7 @@
-"""How many trials an experiment may run beside the others, and the words for why.
+"""How many trials an experiment may run beside the others, and why.
 
-A driver keeps to its share by itself: it starts no trial beyond it. Trials that run already are not
-ended, so a place changes hands when its trial ends.
+A driver starts no trial beyond its share. It ends none either: a slot passes to another experiment
+when its trial ends.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class FairShare:
 
     @property
     def has_no_place(self) -> bool:
-        """Whether the trials of other experiments leave no place for one more of this one."""
+        """Whether the trials of other experiments leave no slot for this one."""
         has_none = self._may_have.trials < min(1, self.wanted) or self._may_have.is_crowded
         return self._may_have.others > 0 and has_none
 
     @property
     def leaves_gpus(self) -> bool:
-        """Whether trials here need no GPU, and those of another experiment wait for one."""
+        """Whether these trials need no GPU while another experiment waits for one."""
         return self._may_have.leaves_gpus
 
     def notice(self) -> Notice | None:

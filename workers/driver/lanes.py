@@ -20,7 +20,7 @@ from eigensweep.workers.lanes import sizing
 from eigensweep.workers.lanes.shares import node_labels
 from eigensweep.workers.shared.code import check_code, own_code
 from eigensweep.workers.shared.files import is_url
-from eigensweep.workers.shared.messages import Code, ConfigJson, DriverOptions, Json
+from eigensweep.workers.shared.messages import Code, ConfigJson, DriverOptions
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,12 @@ def choose_lanes(
 
 
 def _measure(
-    config: ConfigJson, device: str, threads: int, storage: str, data_root: str | None, code: Json
+    config: ConfigJson,
+    device: str,
+    threads: int,
+    storage: str,
+    data_root: str | None,
+    code: dict[str, object],
 ) -> tuple[int, str]:
     """Measure in a process that has the device to itself; the storage remembers what came out."""
     check_code(Code.from_dict(code))

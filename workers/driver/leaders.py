@@ -1,8 +1,8 @@
 """More seeds for the leaders of a search that is over: how a race becomes work for the sweep.
 
-An experiment with `racing` is done with its search first. Then each round opens the trials again
-that lead, and their processes train the new seeds alone: what was trained before is in their
-results. Optuna is not told of a race, as it draws no more points.
+An experiment with `racing` first finishes its search. Then each round reopens the leading trials,
+and their processes train the new seeds alone: the earlier seeds are in their results. Optuna is not
+told of a race, as it draws no more points.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from eigensweep.workers.shared.states import Outcome
 
 
 def has_begun(entries: Iterable[TrialEntry], replicates: int) -> bool:
-    """Tell whether any trial has, or is to have, more seeds than every configuration gets."""
+    """Return whether any trial has more seeds than every configuration gets."""
     return any(entry.config.get("replicates", 1) > replicates for entry in entries)
 
 
 def give_seeds(entry: TrialEntry, replicates: int) -> tuple[ConfigJson, str]:
-    """Return the configuration with which a trial is opened again, and what for."""
+    """Return the configuration with which a trial is reopened, and the reason."""
     first = entry.config["seed"]
     old, new = first + entry.config["replicates"], first + replicates - 1
     seeds = f"seed {new}" if old == new else f"seeds {old} to {new}"
@@ -31,8 +31,8 @@ def give_seeds(entry: TrialEntry, replicates: int) -> tuple[ConfigJson, str]:
 def config_to_train(entry: TrialEntry) -> ConfigJson:
     """Return the configuration that a trial's process trains: with the new seeds alone, if any.
 
-    Where the result was taken over from another trial, the process has all seeds: those of before
-    come from that trial's checkpoints, so that the store has every seed's in one place.
+    If the result was taken over from another trial, the process gets all seeds, the earlier ones
+    with that trial's checkpoints, so that the store has all seeds in one place.
     """
     new = _count_new(entry)
     if not new:
@@ -42,13 +42,13 @@ def config_to_train(entry: TrialEntry) -> ConfigJson:
 
 
 def complete_result(entry: TrialEntry, outcome: Outcome, result: Result | None) -> Result | None:
-    """Return the result over all seeds of a trial whose process trained the new ones alone."""
+    """Return the result over all seeds of a trial whose process trained only the new ones."""
     if result is None or entry.result is None or outcome == "reused" or not _count_new(entry):
         return result
     return join_seeds(entry.result, result)
 
 
 def _count_new(entry: TrialEntry) -> int:
-    """Return how many seeds a process trains alone, as its trial was opened again for them."""
+    """Return how many new seeds the process of a reopened trial trains."""
     taken_over = entry.result is not None and entry.result.reused_from is not None
     return 0 if taken_over else entry.added_seeds

@@ -1,6 +1,6 @@
 """How often the attempts of each trial were lost, and which trials rest before they try again.
 
-What a trial's own process lost counts against the trial. What engine, disk, store or memory lost
+A loss of the trial's own process counts against the trial. A loss by engine, disk, store or memory
 does not, or not soon: nobody knows which trial is to blame.
 """
 
@@ -18,20 +18,20 @@ MOST_ENGINES = 2
 """Engines that may die under a trial between two of its reports before it trains alone."""
 
 LONGEST_REST = 60.0
-"""Seconds that a trial waits at most before it tries again what failed, a disk or memory."""
+"""The longest rest in seconds before a trial tries a failed disk or memory again."""
 
 MOST_SHORTAGES = 30
 """How often a trial may be lost between two of its reports because its node has no memory left."""
 
 MOST_DEVICES = 2
-"""Devices that may be lost under a trial between two of its reports before it has failed: its own
-kernels can end a device, too."""
+"""Devices that a trial may lose between two of its reports before it fails: its own kernels may
+have ended them."""
 
 
 class Losses:
-    """The losses of one experiment's trials, by number, and who rests for them.
+    """The losses of one experiment's trials, by number, and the trials that rest.
 
-    When a trial reports, its losses are forgotten, but for those of its own process.
+    When a trial reports, all its losses but those of its own process are forgotten.
     """
 
     def __init__(self, retries: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -40,12 +40,12 @@ class Losses:
         self._devices: defaultdict[int, list[str]] = defaultdict(list)
         """The nodes on which devices were lost under each trial."""
         self.rests: dict[int, float] = {}
-        """Trials that rest, and when by the clock each is tried again."""
+        """The time on the clock at which each resting trial is tried again."""
         self._disk_fault = ""
         """Why trials wait for disk or store, as the first one said."""
 
     def add(self, number: int, by: LostBy, place: Place | None) -> None:
-        """Count a loss; of a device that an engine lost, it is the engine's."""
+        """Count a loss; a device lost by an engine counts as a loss by the engine."""
         if by == "device" and place is not None and place.lanes is not None:
             by = "engine"
         if by == "device":
@@ -61,11 +61,11 @@ class Losses:
         self._devices.pop(number, None)
 
     def forgive(self, number: int) -> None:
-        """Let a trial that is opened again lose its process as often as a new one."""
+        """Forget a reopened trial's losses: it may lose its process as often as a new one."""
         self._counts["process"].pop(number, None)
 
     def has_lost_engines(self, number: int) -> bool:
-        """Tell whether engines died so often under a trial that it should train alone."""
+        """Return whether engines died so often under a trial that it should train alone."""
         return self._counts["engine"][number] >= MOST_ENGINES
 
     def list_device_nodes(self, number: int) -> list[str]:
@@ -73,7 +73,7 @@ class Losses:
         return [*self._devices.get(number, ())]
 
     def judge(self, number: int, by: LostBy, cause: str) -> str | None:
-        """Return why a trial has failed after its last loss; None: it may go on."""
+        """Return why a trial fails after its last loss; None: it may go on."""
         died, short = self._counts["process"][number], self._counts["memory"][number]
         if died > self._retries or short > MOST_SHORTAGES:
             times = self._counts[by][number]
@@ -91,7 +91,7 @@ class Losses:
         return seconds
 
     def wake(self) -> list[int]:
-        """Return the trials whose rest is over, in the order in which it began."""
+        """Return the trials whose rest is over, the earliest first."""
         now = self._clock()
         awake = [number for number, until in self.rests.items() if until <= now]
         for number in awake:

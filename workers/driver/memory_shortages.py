@@ -1,8 +1,8 @@
-"""How a driver lives on when Ray ends processes of trials, because their node has no memory left.
+"""Keeps a driver alive when Ray ends processes of trials because their node has no memory left.
 
-Ray tells of such an end by an `OutOfMemoryError`. Tune takes an end of a process for what it is
-only if it is told of it by a `RayActorError`. At any other error it gives up all trials, and the
-driver would die with them.
+Ray reports such an end as an `OutOfMemoryError`. Tune handles the end of a process only if it is
+reported as a `RayActorError`. At any other error it gives up all trials, and the driver would die
+with them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class MemoryShortageError(RayActorError):
 
 
 class PatientActorManager(RayActorManager):
-    """Tune's manager of processes, which treats one ended for lack of memory as one that died."""
+    """Tune's manager of processes, which treats a lack of memory as the death of a process."""
 
     def _actor_start_failed(self, tracked_actor: Any, exception: Exception) -> None:
         super()._actor_start_failed(tracked_actor, translate(exception))

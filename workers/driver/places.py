@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypedDict
 
 import ray
 from ray.actor import ActorHandle
 
-from eigensweep.workers.shared.messages import Json, Order, Place
+from eigensweep.workers.shared.messages import Order, Place
+from eigensweep.workers.shared.ray_nodes import list_nodes
+
+
+class _Address(TypedDict):
+    NodeID: str
+
+
+class _RayActor(TypedDict):
+    """What Ray tells of an actor, as far as it is read here."""
+
+    Address: _Address
+    Pid: int
 
 
 def find_place(actor: Any, order: Order) -> Place | None:
     """Return where the process of a trial runs; None if Ray does not say.
 
-    It is the trial's own thin process: where another one trains, the first report names that.
+    This is the trial's thin process. If another process trains, the first report names that one.
     """
     if not isinstance(actor, ActorHandle):
         return None
@@ -29,11 +41,10 @@ def find_place(actor: Any, order: Order) -> Place | None:
 @lru_cache(maxsize=4096)
 def _find_process(actor: str) -> tuple[str, int] | None:
     """Return Ray's id of the node and the number of the process: asked once for each process."""
-    told: Json = ray._private.state.actors(actor)
+    told: _RayActor | None = ray._private.state.actors(actor)
     return (told["Address"]["NodeID"], told["Pid"]) if told else None
 
 
 @lru_cache(maxsize=4096)
 def _name_host(node: str) -> str:
-    nodes: list[Json] = ray.nodes()  # type: ignore[no-untyped-call]
-    return next((n["NodeManagerHostname"] for n in nodes if n["NodeID"] == node), node)
+    return next((n["NodeManagerHostname"] for n in list_nodes() if n["NodeID"] == node), node)

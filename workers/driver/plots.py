@@ -1,8 +1,8 @@
 """Optuna's plots of a search that is over, drawn by a process of their own.
 
 `python -m eigensweep.workers.driver.plots FOLDER` reads an `Order` as JSON from its input. This
-program knows no specification: that brings PyTorch with it, whose import takes longer than a plot.
-Each arm is a study: an importance over arms that do not share a parameter would mean nothing.
+program does not load the spec's classes: they import PyTorch, which takes longer than a plot. Each
+arm is a study of its own: an importance over arms without a shared parameter would mean nothing.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from eigensweep.results.trees import find_shares
 logger = logging.getLogger(__name__)
 
 MOST_LABELS = 20
-"""Of one axis."""
+"""The most labels of one axis."""
 LINE_LENGTH = 60
-"""Characters that find room side by side below an axis."""
+"""Characters that fit side by side below an axis."""
 
 Plot = Callable[..., Any]
 Direction = Literal["minimize", "maximize"]
@@ -43,13 +43,13 @@ class ArmOrder(TypedDict):
 
     distributions: dict[str, str]
     """What each parameter could be, as Optuna writes it in JSON, by the parameter's label."""
-    params: list[dict[str, Any]]
+    params: list[dict[str, object]]
     """The parameters of each trial, by their labels."""
     values: list[float]
     """The objective of each trial."""
 
 
-class Order(TypedDict):
+class PlotOrder(TypedDict):
     """What is to be drawn."""
 
     metric: str
@@ -77,7 +77,7 @@ class Trees(BaseImportanceEvaluator):
         return dict(sorted(shares.items(), key=lambda each: -each[1]))
 
 
-def draw(folder: Path, order: Order) -> None:
+def draw(folder: Path, order: PlotOrder) -> None:
     """Write the history of the search, and three plots of each arm that varies something.
 
     The measure of importance is that of `eigensweep/results/importance.py`, which says why.
@@ -117,7 +117,7 @@ def _make_study(name: str, direction: Direction, arm: ArmOrder) -> Study:
 
 
 def _save(path: Path, plot: Plot, subject: Any, target: str) -> None:
-    """Write one plot; leave out what these trials do not allow, such as one value alone."""
+    """Write one plot, if these trials allow it; a single value for instance does not."""
     import matplotlib.pyplot as plt
 
     try:

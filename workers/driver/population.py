@@ -1,8 +1,8 @@
 """Population-based training: which trials are replaced after a round, by which, with what values.
 
-All trials train to a rung, and none goes beyond before the last has come. Then the worst take the
-weights of the best and change their values. What is decided follows from the reports, the
-search's seed and the step alone, so a driver that starts anew decides the same.
+All trials train to a rung, and wait there for the last one. Then the worst trials take the weights
+of the best ones and change their values. The decision follows from the reports, the search's seed
+and the step alone, so a restarted driver decides the same.
 
 Source: Jaderberg et al., Population Based Training of Neural Networks, arXiv:1711.09846, section
 4.1.1: truncation selection, and both ways to explore, perturbing and resampling.
@@ -32,7 +32,7 @@ class Standing:
 
     number: int
     value: float | None
-    """Its latest value of the objective's metric; None where it has none, since it diverged."""
+    """Its latest value of the objective's metric; None if it diverged."""
 
 
 def choose_sources(
@@ -65,7 +65,7 @@ def choose_sources(
 def change(
     params: Params, axes: Mapping[str, Parameter], *, perturb: float, resample: float, rng: Random
 ) -> Params:
-    """Return the values that a replaced trial goes on with: each a bit larger or smaller, or new.
+    """Return the new values of a replaced trial: each perturbed, or drawn anew.
 
     >>> from eigensweep.search_spaces.parameters import Real
     >>> axes = {"optimizer.lr": Real(low=0.001, high=0.1, log=True)}
@@ -81,8 +81,8 @@ def change(
     return changed
 
 
-class Round:
-    """The round that the population is in: from the step of the last one's end to the next."""
+class PopulationRound:
+    """The current round of the population, from the end of the last one on."""
 
     def __init__(self, spec: ExperimentSpec, step: int) -> None:
         self._spec, self._ends = spec, list_round_ends(spec)
@@ -120,7 +120,7 @@ class Round:
         }
 
     def _explore(self, params: Params, rng: Random) -> Params:
-        """Return changed values, or the same ones where a rule about several fields forbids it."""
+        """Return changed values, or the same ones if the changed ones are not valid."""
         settings = self._spec.scheduler
         how = {"perturb": settings.perturb, "resample": settings.resample}
         changed = change(params, self._axes, **how, rng=rng)

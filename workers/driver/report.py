@@ -1,7 +1,7 @@
 """The report of an experiment that is over: its results by arm, for people and for programs.
 
 It is made when the training has ended and goes to the experiment's own run in MLflow. The plots
-come to it after it is closed: they take longer than everything else at the end.
+follow after the run is closed: they take longer than everything else at the end.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from optuna.distributions import distribution_to_json
 
+from eigensweep.direction import Better
 from eigensweep.results.racing import find_race
 from eigensweep.results.ranking import RANKED, find_best, rank
 from eigensweep.search_spaces.labels import (
@@ -31,11 +32,11 @@ from eigensweep.search_spaces.space import Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.study import DIRECTIONS, make_distribution
 from eigensweep.workers.shared.ledger import TrialEntry
-from eigensweep.workers.shared.messages import Json, Result
+from eigensweep.workers.shared.messages import Metrics, Params, Result
 from eigensweep.workers.shared.states import ExperimentEnd
 
 if TYPE_CHECKING:
-    from eigensweep.workers.driver.plots import Order
+    from eigensweep.workers.driver.plots import PlotOrder
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ COLUMNS = ("arm", "best settings", "n", "mean", "sd", "95% interval", "of the ba
 
 @dataclass(frozen=True)
 class WrittenReport:
-    """The texts of a report that is written, and its plots, which take seconds to draw."""
+    """A written report: its texts, and its plots, which take seconds to draw."""
 
     texts: Mapping[str, str] = field(default_factory=dict)
     """By the name of the file."""
@@ -119,7 +120,7 @@ class _Drawn:
         metric, space = spec.objective_metric, spec.space()
         self.count = 0
         self._labels = {arm: shorten_paths(space.axes(arm)) for arm in space.arms}
-        self.order: Order = {
+        self.order: PlotOrder = {
             "metric": metric.name,
             "direction": DIRECTIONS[metric.better],
             "arms": {
@@ -155,7 +156,43 @@ def _draw(folder: Path, order: str) -> None:
         logger.warning("no plots: %s", done.stderr[-2000:])
 
 
-def make_report(spec: ExperimentSpec, entries: Iterable[TrialEntry], state: ExperimentEnd) -> Json:
+class MetricReport(TypedDict):
+    """What trials are ranked by."""
+
+    name: str
+    unit: str
+    better: Better
+
+
+class ArmReport(TypedDict):
+    """An arm with its best trial; None or empty where there is none."""
+
+    arm: str
+    trials: dict[str, int]
+    best_trial: int | None
+    params: Params
+    value: float | None
+    statistics: dict[str, dict[str, Any]]
+    test: Metrics
+    rank: int
+    baseline_ratio: float | None
+    lineage: NotRequired[list[dict[str, object]]]
+
+
+class ExperimentReport(TypedDict):
+    """The report of an experiment, as `report.json` has it."""
+
+    name: str
+    state: ExperimentEnd
+    metric: MetricReport
+    baseline: float | None
+    race: str | None
+    arms: list[ArmReport]
+
+
+def make_report(
+    spec: ExperimentSpec, entries: Iterable[TrialEntry], state: ExperimentEnd
+) -> ExperimentReport:
     """Return the best trial of each arm with mean, n, spread and interval, best arm first."""
     metric = spec.objective_metric
     states: dict[str, Counter[str]] = {arm: Counter() for arm in spec.space().arms}
@@ -176,7 +213,7 @@ def make_report(spec: ExperimentSpec, entries: Iterable[TrialEntry], state: Expe
         "state": state,
         "metric": {"name": metric.name, "unit": metric.unit, "better": metric.better},
         "baseline": spec.baseline,
-        "race": race and race.words,
+        "race": None if race is None else race.words,
         "arms": [
             _describe_arm(arm, states[arm], best.get(arm), place, spec.baseline)
             for place, arm in enumerate(order, 1)
@@ -186,28 +223,29 @@ def make_report(spec: ExperimentSpec, entries: Iterable[TrialEntry], state: Expe
 
 def _describe_arm(
     arm: str, states: Counter[str], best: TrialEntry | None, place: int, baseline: float | None
-) -> Json:
+) -> ArmReport:
     result = Result() if best is None or best.result is None else best.result
-    lineage = [] if best is None else [taken.to_dict() for taken in best.lineage]
-    return {
+    row: ArmReport = {
         "arm": arm,
         "trials": dict(states),
         "best_trial": None if best is None else best.number,
         "params": {} if best is None else best.params,
         "value": result.value,
         "statistics": {name: found.to_dict() for name, found in result.statistics.items()},
-        "test": result.test,
+        "test": dict(result.test),
         "rank": place,
-        **({"lineage": lineage} if lineage else {}),
         "baseline_ratio": _ratio(result.value, baseline),
     }
+    if best is not None and best.lineage:
+        row["lineage"] = [taken.to_dict() for taken in best.lineage]
+    return row
 
 
 def _ratio(value: float | None, baseline: float | None) -> float | None:
     return value / baseline if value is not None and baseline else None
 
 
-def format_report(report: Json) -> str:
+def format_report(report: ExperimentReport) -> str:
     """Return the report as Markdown."""
     metric = report["metric"]
     lines = [
@@ -240,7 +278,7 @@ def format_report(report: Json) -> str:
     return "\n".join([*lines, ""])
 
 
-def _describe_params(row: Json) -> str:
+def _describe_params(row: ArmReport) -> str:
     words = describe_settings(row["params"]) or "-"
     return f"{words} at first (lineage.md)" if row.get("lineage") else words
 

@@ -26,7 +26,7 @@ GENERATION = "NSGAIISampler:generation"
 """Where NSGA-II keeps the number of a trial's generation."""
 
 FEWEST_EARLIER = 4
-"""Earlier results from which CMA-ES takes its first distribution; with fewer it begins anew."""
+"""The least number of earlier results from which CMA-ES takes its first distribution."""
 
 
 def make_sampler(
@@ -34,8 +34,8 @@ def make_sampler(
 ) -> BaseSampler:
     """Return the sampler of a method; `grid` and `qmc` draw nothing and get the random one.
 
-    `told` is what the study knows so far. What GP and CMA-ES cannot draw together with the rest is
-    drawn by TPE, each parameter by itself.
+    `told` is what the study knows so far. A parameter that GP and CMA-ES cannot draw together with
+    the rest is drawn by TPE, by itself.
     """
     if method == "tpe":
         return TPESampler(seed=seed)
@@ -75,7 +75,7 @@ def mark_generation(method: SearchMethod, population: int | None, place: int) ->
 
 
 def choose_parents(study: Study) -> None:
-    """Have NSGA-II choose the parents of the generations so far, as it did when each began."""
+    """Have NSGA-II choose the parents of all generations so far, as it did before."""
     if isinstance(study.sampler, NSGAIISampler):
         trials = study.get_trials(deepcopy=False)
         last = max((trial.system_attrs.get(GENERATION, 0) for trial in trials), default=0)
@@ -85,7 +85,7 @@ def choose_parents(study: Study) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hide what Optuna warns of and this package has tests for.
+    """Hide warnings of Optuna about behaviour that this package has tests for.
 
     A Gaussian process takes the worst finite value for a trial that diverged. Two arguments are
     experimental.
@@ -99,8 +99,8 @@ def quiet() -> Iterator[None]:
 def _find_earlier(told: Sequence[FrozenTrial]) -> list[FrozenTrial] | None:
     """Return completed trials that CMA-ES did not draw, unless its own state is there.
 
-    CMA-ES keeps its distribution in the trials that it draws. Where that is lost, or earlier
-    experiments have told something, the best of these trials make the first distribution.
+    CMA-ES keeps its distribution in the trials that it draws. If that is lost, or there are trials
+    of earlier experiments, the best of these trials make the first distribution.
     """
     if any(name.startswith("cma:optimizer") for trial in told for name in trial.system_attrs):
         return None

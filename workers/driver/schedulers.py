@@ -1,8 +1,8 @@
-"""Schedulers of Ray Tune that know what earlier drivers saw.
+"""Schedulers of Ray Tune that know the reports under earlier drivers.
 
-A trial's time is its optimizer step, and what is compared is the best value so far. A driver is
-started anew after any kill: ended trials come back as `Past`, and a trial that goes on brings the
-reports it made before in its config, so that no rung is forgotten and none is judged twice.
+A trial's time is its optimizer step, and trials are compared by their best value so far. A driver
+is restarted after any kill: ended trials come back as `Past`, and an open trial brings its earlier
+reports in its config, so that no rung is forgotten and none is judged twice.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.search_spaces.brackets import Brackets
 from eigensweep.search_spaces.sections import SchedulerConfig
 from eigensweep.workers.processes.runner import LOST
-from eigensweep.workers.shared.messages import Json, Order, Reports
+from eigensweep.workers.shared.messages import Order, Reports
 
 MODES: dict[Better, str] = {"lower": "min", "higher": "max"}
 
 
 @dataclass(frozen=True, eq=False)
 class Past:
-    """A trial that ended under an earlier driver, as schedulers look at one."""
+    """A trial that ended under an earlier driver, in the form that schedulers read."""
 
     number: int
     reports: Reports
@@ -55,7 +55,7 @@ class KnowsReports(TrialScheduler):
 
 
 class Bracket(_Bracket):
-    """The rungs of a bracket; one decides once a trial has reached it that is good enough."""
+    """The rungs of a bracket. A rung stops trials only after a good enough trial has reached it."""
 
     good_enough: float = float("-inf")
     """Higher is better here, whatever the metric: Tune turns the sign of losses."""
@@ -69,8 +69,8 @@ class Bracket(_Bracket):
 class Halving(KnowsReports, AsyncHyperBandScheduler):
     """Stops at each rung all but the best 1 in `factor`, without waiting for others.
 
-    With one bracket that is ASHA; with several, which begin to stop trials later and later, it is
-    asynchronous Hyperband. The bracket of a trial follows from its number.
+    One bracket makes it ASHA; several, each of which starts to stop trials later than the one
+    before, make it asynchronous Hyperband. The bracket of a trial follows from its number.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Halving(KnowsReports, AsyncHyperBandScheduler):
         for _, recorded in self._bracket_of(trial)._rungs:
             recorded.pop(trial.trial_id, None)
 
-    def on_trial_complete(self, controller: Any, trial: Any, result: Json) -> None:
+    def on_trial_complete(self, controller: Any, trial: Any, result: Any) -> None:
         if result.get(LOST):
             self.on_trial_error(controller, trial)
         else:
@@ -141,7 +141,7 @@ class Median(KnowsReports, MedianStoppingRule):
         for trial in past:
             self._remember(trial, trial.reports)
 
-    def on_trial_result(self, controller: Any, trial: Any, result: Json) -> str:
+    def on_trial_result(self, controller: Any, trial: Any, result: Any) -> str:
         action = super().on_trial_result(controller, trial, result)
         if action == TrialScheduler.STOP and not self._is_any_good(result["step"]):
             self._stopped_trials.discard(trial)
@@ -149,7 +149,7 @@ class Median(KnowsReports, MedianStoppingRule):
         return action
 
     def _is_any_good(self, step: int) -> bool:
-        """Tell whether any trial was clearly better than the baseline at or before a step."""
+        """Return whether any trial was clearly better than the baseline at or before a step."""
         if self._good_enough is None:
             return True
         seen = (r for reports in self._results.values() for r in reports if r["step"] <= step)
@@ -167,7 +167,7 @@ class Median(KnowsReports, MedianStoppingRule):
         if reports:
             self._results[trial] += [{"step": step, OBJECTIVE: value} for step, value in reports]
 
-    def on_trial_complete(self, controller: Any, trial: Any, result: Json) -> None:
+    def on_trial_complete(self, controller: Any, trial: Any, result: Any) -> None:
         if result.get(LOST):
             self.on_trial_error(controller, trial)
         elif OBJECTIVE in result:  # a trial that diverged or failed has none
@@ -175,16 +175,16 @@ class Median(KnowsReports, MedianStoppingRule):
 
 
 class Rounds(FIFOScheduler):
-    """Ends a trial's attempt at each rung from `first` on: it waits in the ledger for the others.
+    """Ends a trial's attempt at each rung from `first` on; the trial then waits for the others.
 
-    Who goes on from whom is decided by the `Sweep`, which starts the trial again.
+    The `Sweep` decides which trial goes on from which, and starts it again.
     """
 
     def __init__(self, first: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._first = first
 
-    def on_trial_result(self, controller: Any, trial: Any, result: Json) -> str:
+    def on_trial_result(self, controller: Any, trial: Any, result: Any) -> str:
         is_end = result["step"] >= self._first
         return TrialScheduler.STOP if is_end else TrialScheduler.CONTINUE
 

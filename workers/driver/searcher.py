@@ -1,7 +1,7 @@
 """What Ray Tune calls: a searcher, a recorder of reports and ends, and a stopper.
 
-Tune pickles and copies all three, so they hold an experiment's id only; the live sweep is found
-under it in this process. Everything here is called in Tune's loop, one call at a time.
+Tune pickles and copies all three, so they hold only the experiment's id, under which `LIVE` has the
+sweep. Tune's loop calls them one at a time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from eigensweep.workers.driver.places import find_place
 from eigensweep.workers.driver.sweep import Sweep
 from eigensweep.workers.driver.trainable import TrialTrainable
 from eigensweep.workers.shared.ledger import RungReport
-from eigensweep.workers.shared.messages import Json, LostBy, Order, Report
+from eigensweep.workers.shared.messages import LostBy, Order, Report
 from eigensweep.workers.trial.memory_limit import read_last_words
 
 LONGEST_CAUSE = 1500
@@ -35,7 +35,7 @@ SAME_FOR_ALL: Final = (
     "trial_dirname_creator",
     "max_failures",
 )
-"""What Tune's trials are given of their experiment."""
+"""What each of Tune's trials gets from its experiment."""
 
 
 class Live(Protocol):
@@ -47,7 +47,7 @@ class Live(Protocol):
         """Return whether Tune is to end all trials now; they are recorded before."""
 
     def next_order(self) -> Order | None:
-        """Return what the next trial's process is to do; None: nothing waits, or has no room."""
+        """Return the order for the next trial; None: no trial waits, or none has room."""
 
     def is_full(self) -> bool:
         """Return whether no trial may begin until one ends, here or in another experiment."""
@@ -73,13 +73,11 @@ class ExperimentSearcher(Searcher):
         super().__init__()
         self.experiment = experiment
 
-    def suggest(self, trial_id: str) -> Json | None:
+    def suggest(self, trial_id: str) -> OrderJson | None:
         order = LIVE[self.experiment].next_order()
         return None if order is None else OrderJson(order.to_dict())
 
-    def on_trial_complete(
-        self, trial_id: str, result: Json | None = None, error: bool = False
-    ) -> None:
+    def on_trial_complete(self, trial_id: str, result: object = None, error: bool = False) -> None:
         """Do nothing: the recorder is told the same, with the whole result and the error."""
 
     def save(self, checkpoint_path: str) -> None:
@@ -90,22 +88,22 @@ class ExperimentSearcher(Searcher):
         raise NotImplementedError("a driver starts from the ledger, never from Tune's snapshot")
 
 
-class OrderJson(dict[str, Any]):
+class OrderJson(dict[str, object]):
     """An order as plain data. Tune copies it deeply for each process; nobody changes it."""
 
-    def __deepcopy__(self, _: object) -> Json:
+    def __deepcopy__(self, _: object) -> dict[str, object]:
         return dict(self)
 
 
 class OwnTrial(Trial):
-    """A trial as Tune's loop has it, which asks Ray for nothing but its process.
+    """A trial of Tune's loop that asks Ray for nothing but its process.
 
-    Tune's own looks its class up in Ray's head five times, asks the process for values that every
-    report of ours has, and makes a folder that is needed for an error only.
+    Tune's own trial looks its class up in Ray's head five times, asks the process for values that
+    each of our reports has, and makes a folder that only an error needs.
     """
 
     report: Report
-    """The newest report; there is one once the trial goes on from it, or ends with it."""
+    """The newest report; missing before the first one."""
 
     def __init__(self, name: str, **options: Any) -> None:
         super().__init__(name, stub=True, **options)  # does not look whether the class is known
@@ -127,22 +125,22 @@ class OwnTrial(Trial):
 
 
 class ExperimentSearch(SearchGenerator):
-    """The searcher as Tune asks it: over when no trial waits, or none may begin now.
+    """The searcher as Tune asks it: finished when no trial waits, or none may begin now.
 
-    A search that is over may go on later, because a trial whose process dies waits again, or
-    because one more may begin. Tune keeps one idle process for the next trial and ends it when the
-    search is over, so that other experiments can use its place while the last trials train.
+    A finished search may go on later, because a trial whose process dies waits again, or because
+    another trial may begin. Tune keeps one idle process for the next trial and ends it when the
+    search is finished, so that other experiments can use its slot while the last trials train.
     """
 
     def __init__(self, experiment: str) -> None:
         super().__init__(ExperimentSearcher(experiment))
         self.experiment = experiment
 
-    def create_trial_if_possible(self, experiment_spec: Json) -> OwnTrial | None:
+    def create_trial_if_possible(self, experiment_spec: Any) -> OwnTrial | None:
         """Return the next trial, None if there is none now.
 
-        Tune's own method copies what is the same for all trials, and passes it through a parser of
-        command lines; that takes longer than all the rest.
+        Tune's own method copies the settings that all trials share and parses them as a command
+        line, which takes longer than all the rest.
         """
         trial_id = Trial.generate_id()  # type: ignore[no-untyped-call]
         order = self.searcher.suggest(trial_id)
@@ -170,11 +168,11 @@ class Recorder(tune.Callback):
         self._sweep.begin(order.number, order.attempt, place)
 
     def on_trial_result(
-        self, iteration: int, trials: list[Trial], trial: Any, result: Json, **context: Any
+        self, iteration: int, trials: list[Trial], trial: Any, result: object, **context: Any
     ) -> None:
-        """Record a report of a trial that goes on; what it reports with its end comes with that.
+        """Record an intermediate report; `on_trial_complete` records the last one.
 
-        Tune hands in the word of an attempt that was lost, too, before it calls the trial complete.
+        Tune calls this for the report of a lost attempt, too, before it calls the trial complete.
         """
         report: Report = trial.report
         if report.damage is not None:
@@ -189,13 +187,13 @@ class Recorder(tune.Callback):
     def on_trial_complete(
         self, iteration: int, trials: list[Trial], trial: Any, **context: Any
     ) -> None:
-        """Record the end. What the trial did not end itself was stopped by the scheduler.
+        """Record the end. A trial that did not end by itself was stopped by the scheduler.
 
-        A trial whose commits the driver does not see has trained into another store, and is lost.
+        If the driver does not see its commits, the trial has trained into another store, and is
+        lost.
 
-        A trial that was lost by its engine or by the disk, or that was paused, ends here for
-        Tune, which so keeps the trial's process. So does one that waits for the others of its
-        population.
+        A trial that an engine or a disk lost, that was paused, or that waits for the others of its
+        population, ends here for Tune, so that Tune keeps its process.
         """
         order, report = Order.from_dict(trial.config), trial.report
         lack = None if report.lost else LIVE[self.experiment].find_missing_commit(order, report)
@@ -226,7 +224,8 @@ class Recorder(tune.Callback):
         """Record that the process was lost; a trial's process itself never raises for a bug.
 
         A process that ended itself, because its trial held too much memory, has failed: another
-        attempt would need as much. One that was ended because its node had no memory left has not.
+        attempt would need as much. A process that Ray ended because its node had no memory left has
+        not failed.
         """
         order = Order.from_dict(trial.config)
         if (words := read_last_words(order)) is not None:
@@ -255,12 +254,12 @@ class Recorder(tune.Callback):
 
 
 class Halt(Stopper):
-    """Stops all trials when the person or a limit says so."""
+    """Stops all trials when a person or a limit asks for it."""
 
     def __init__(self, experiment: str) -> None:
         self.experiment = experiment
 
-    def __call__(self, trial_id: str, result: Json) -> bool:
+    def __call__(self, trial_id: str, result: object) -> bool:
         return False
 
     def stop_all(self) -> bool:

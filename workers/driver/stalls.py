@@ -1,9 +1,9 @@
-"""Finds the trials of an experiment whose processes live and train no further.
+"""Finds the trials of an experiment whose processes live but make no progress.
 
-The sign of progress is what a trial commits: at least every `checkpoint_seconds` while it takes
-steps. The driver reads that from the store, so a process that hangs in native code, or that nobody
-can reach, is found as well as one that waits for ever. Trials in the lanes of an engine are not
-looked at here, because they may wait for a lane for long: the engine's own process looks after them
+The sign of progress is a commit: a trial that takes steps commits at least every
+`checkpoint_seconds`. The driver reads commits from the store, so it finds a process that hangs in
+native code, one that is cut off, and one that waits for ever. Trials in the lanes of an engine may
+wait long for a lane, so the engine's own process watches them
 ([workers/lanes/actor.py](../lanes/actor.py)).
 """
 
@@ -22,12 +22,12 @@ logger = logging.getLogger(__name__)
 
 MOST_SECONDS_BETWEEN_LOOKS = 60.0
 LOOKS = 20
-"""How often a trial is looked at within its patience, at least."""
+"""The least number of looks at a trial within its patience."""
 
 
 @dataclass(frozen=True)
 class Stall:
-    """A trial that has made no progress for longer than it is waited for."""
+    """A trial without progress for longer than its patience."""
 
     entry: TrialEntry
     words: str
@@ -46,7 +46,7 @@ class _Watched:
 
 
 class StallWatch:
-    """Remembers when each running trial was last seen to come on."""
+    """Remembers when each running trial last made progress."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class StallWatch:
         self._pause = min(patience_with(stall_seconds) / LOOKS, MOST_SECONDS_BETWEEN_LOOKS)
 
     def look(self, running: Callable[[], Iterable[TrialEntry]]) -> list[Stall]:
-        """Return which of the trials that have a process are stalled; each once.
+        """Return the trials with a process that are stalled; each one once.
 
         Cheap to call often: the store is read a few times within the patience.
         """
@@ -88,7 +88,7 @@ class StallWatch:
         return found
 
     def be_blind(self) -> None:
-        """Count no time from now on until the next look that sees something.
+        """Stop counting time until the next look that can read the store.
 
         While the driver cannot read the store, trials cannot write to it, and are not stalled.
         """
@@ -136,7 +136,7 @@ def _read(store: Store, key: str) -> Progress:
 def explain(
     entry: TrialEntry, seconds: float, patience: float, progress: tuple[Progress, ...]
 ) -> str:
-    """Return the words for a person whose trial is stalled."""
+    """Return a message about a stalled trial, for a person."""
     where = ""
     if entry.place is not None:
         where = f" on node {entry.place.node}, process {entry.place.pid}, {entry.place.device}"
@@ -151,5 +151,5 @@ def explain(
 
 
 def _has_begun(progress: tuple[Progress, ...], attempt: int) -> bool:
-    """Tell whether an attempt was seen in the store: its process trains, or is about to."""
+    """Return whether the store has an attempt: its process trains, or is about to."""
     return any(each.attempt >= attempt for each in progress)

@@ -12,16 +12,16 @@ ASK_SECONDS = 1.0
 """The ledger is asked at most this often."""
 
 MARK_SECONDS = 60.0
-"""Marks are made sure of this often, although nothing has changed: an earlier driver that was cut
-off may have left another one."""
+"""Seconds between two checks of the marks without a change: an earlier driver that was cut off may
+have left another mark."""
 
 
 class StopReason:
     """Tells why an experiment should stop. The first reason stays, and its trials see a mark.
 
-    Only after a pause another reason may come: that the experiment is cancelled. Marks of an
-    earlier stop, after which the experiment was taken up again, are removed. While the store does
-    not answer, marks are as they are, and the reason is told all the same.
+    Only a pause may be followed by another reason, a cancellation. Marks of an earlier stop are
+    removed when the experiment goes on. While the store does not answer, the marks stay as they
+    are, and the reason still holds.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class StopReason:
 
     @property
     def is_pause(self) -> bool:
-        """Whether the reason found last is that the experiment is to be paused."""
+        """Whether the last reason is a pause."""
         return self._reason == PAUSED
 
     def _mark(self) -> None:
-        """Leave the mark that belongs to the reason, and no other one."""
+        """Write the mark of the reason, and remove all others."""
         right: Mark | None = None
         if self._reason is not None:
             right = self._pause_mark if self.is_pause else self._cancel_mark

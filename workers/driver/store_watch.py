@@ -1,4 +1,4 @@
-"""Whether the store answers, as far as a driver has seen: an outage is waited for, and told."""
+"""Whether the store answers a driver, which waits for the end of an outage and reports it."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ FAULTS: Final[dict[type[Exception], str]] = {
     StoreAwayError: "has not answered",
     Exception: "could not be used",
 }
-"""What an error of the store says of it; the first kind that fits counts."""
+"""The kinds of errors of the store; the first that matches counts."""
 
 
 class StoreWatch:
-    """Remembers since when the store does not answer; ends nothing and asks nothing by itself."""
+    """Remembers since when the store does not answer. It sends no request by itself."""
 
     def __init__(self, experiment: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._experiment, self._clock = experiment, clock
@@ -48,9 +48,9 @@ class StoreWatch:
 
     @contextmanager
     def asking(self) -> Iterator[None]:
-        """Do what is done in the store within; if it cannot be done, note that and go on.
+        """Run a block that uses the store; if the store fails, note that and go on.
 
-        What is damaged there is no outage: the next attempt of its trial goes back behind it.
+        Damaged files are no outage: the next attempt of their trial goes back to an earlier commit.
         """
         try:
             yield

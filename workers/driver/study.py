@@ -1,9 +1,9 @@
-"""Optuna's side of an experiment: samplers draw points by what was tried and how it ended.
+"""Optuna's side of an experiment: samplers draw points and learn how earlier ones ended.
 
-Optuna's study is in memory and made from the ledger whenever a driver begins, so there is nothing
-to bring into agreement after a kill. What a sampler notes with a draw of its own (CMA-ES its
-distribution, NSGA-II the number of the generation) is in the ledger, with the trial. A draw that
-gave no new trial ends as FAIL, which samplers ignore. Methods that do not learn have no study.
+Optuna's study is in memory and made from the ledger whenever a driver begins, so nothing has to be
+reconciled after a kill. What a sampler notes with a draw (CMA-ES its distribution, NSGA-II the
+number of the generation) is in the ledger, with the trial. A draw that gave no new trial ends as
+FAIL, which samplers ignore. Methods that do not learn have no study.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ from eigensweep.workers.driver.samplers import (
     quiet,
 )
 from eigensweep.workers.shared.ledger import NOTHING, TrialEntry
-from eigensweep.workers.shared.messages import Json
 from eigensweep.workers.shared.states import Outcome
 
 STATES: dict[Outcome, TrialState] = {
@@ -49,7 +48,7 @@ STATES: dict[Outcome, TrialState] = {
     "failed": TrialState.FAIL,
     "cancelled": TrialState.FAIL,
 }
-"""What Optuna is told of each outcome; it never hears of invalid points."""
+"""Optuna's state for each outcome. Optuna is never told of invalid points."""
 
 
 DIRECTIONS: dict[Better, Literal["minimize", "maximize"]] = {
@@ -64,13 +63,13 @@ class Draw:
 
     point: Point
     optuna_number: int | None = None
-    """The Optuna trial that waits to hear of it; None where Optuna has none yet."""
-    sampler_state: Json = field(default_factory=lambda: NOTHING)
+    """The Optuna trial that waits for the outcome; None where Optuna has none yet."""
+    sampler_state: dict[str, object] = field(default_factory=lambda: NOTHING)
     """What the sampler noted with it, and needs to know later."""
 
 
 class Study:
-    """What Optuna knows of one experiment: draws points, learns how trials end. For one driver.
+    """What Optuna knows of one experiment: it draws points and learns how trials end.
 
     Methods that look at all parameters together have a study for each arm, and the arms take
     turns. For the others one study holds all arms, and the arm is one of its parameters.
@@ -103,7 +102,7 @@ class Study:
         return min(self._parts, key=lambda part: part.turns).draw(at_random)
 
     def add(self, entry: TrialEntry, draw: Draw | None = None) -> None:
-        """Learn of a new trial, which a draw became, or which was not drawn here."""
+        """Learn of a new trial, whether or not it was drawn here."""
         self._part_of[entry.arm].add(entry, draw)
 
     def discard(self, draw: Draw) -> None:
@@ -120,17 +119,17 @@ class Study:
 
 
 @dataclass(frozen=True)
-class _End:
-    """How Optuna is told that a trial ended."""
+class _TrialEnd:
+    """The end of a trial in Optuna's terms."""
 
     state: TrialState
     values: list[float] | None
-    """Of each goal, if the state is COMPLETE."""
+    """One for each objective, if the state is COMPLETE."""
     reports: dict[int, float]
 
 
 class _Part:
-    """An Optuna study, of all arms or of one."""
+    """An Optuna study, for all arms or for one."""
 
     def __init__(self, spec: ExperimentSpec, space: Space) -> None:
         self._goals, self._search, self._space = spec.goals(), spec.search, space
@@ -148,7 +147,7 @@ class _Part:
         self._count = 0
         """Trials that Optuna knows, without discarded draws."""
         self._shared: dict[tuple[str, ...], dict[str, BaseDistribution]] = {}
-        """Descriptions of parameters by their names, as the first trial with these has them."""
+        """Descriptions of parameters, shared by all trials with the same names."""
         self.turns = 0
         """How many points were drawn here, those of earlier drivers included."""
         self.begin()
@@ -156,7 +155,7 @@ class _Part:
     def begin(self) -> None:
         """Make the samplers, which learn of all trials so far.
 
-        Each driver has another random stream: the old one would draw the old points again.
+        Each driver has its own random stream: the old stream would draw the old points again.
         """
         seed = self._search.seed + self.turns
         self._random = RandomSampler(seed=seed)
@@ -219,7 +218,7 @@ class _Part:
         for path, value in point.params.items():
             name = self._name(point.arm, path)
             params[name], distributions[name] = value, make_distribution(axes[path])
-        end = self._read_end(entry) or _End(TrialState.RUNNING, None, {})
+        end = self._read_end(entry) or _TrialEnd(TrialState.RUNNING, None, {})
         values = end.values
         if end.state == TrialState.PRUNED and end.reports:  # as `Study.tell` has it
             values = [end.reports[max(end.reports)]]
@@ -250,7 +249,7 @@ class _Part:
         self._study.tell(number, end.values, end.state)
         self._share(number)
 
-    def _read_end(self, entry: TrialEntry) -> _End | None:
+    def _read_end(self, entry: TrialEntry) -> _TrialEnd | None:
         """Return how Optuna is told of a trial's end; None while it is open.
 
         Samplers should avoid the region of a trial that diverged; after a FAIL they would ignore it
@@ -269,13 +268,13 @@ class _Part:
             reports = {0: self._worst[0]}
         elif entry.state == "pruned":
             reports = {s: told[OBJECTIVE] for s, told in entry.reports.items() if OBJECTIVE in told}
-        return _End(state, values if state == TrialState.COMPLETE else None, reports)
+        return _TrialEnd(state, values if state == TrialState.COMPLETE else None, reports)
 
     def _share(self, number: int) -> None:
-        """Let a trial in memory share what it can with the others.
+        """Let a trial share its descriptions in memory with the others.
 
-        Optuna gives each trial names, marks and descriptions of its own, which take most of its
-        memory. It changes none of them in place.
+        Optuna gives each trial its own names, marks and descriptions, which take most of the
+        memory, and never changes them in place.
         """
         trial = self._storage.get_trial(self._id(number))
         own = trial.distributions

@@ -1,7 +1,7 @@
-"""The trials of a running experiment: which are open, have ended, come next. No Ray here.
+"""The trials of a running experiment: open ones, ended ones, and the next one. No Ray here.
 
-Every change goes to the ledger first and to Optuna second, so that whatever dies in between, the
-ledger holds all of which the next driver makes Optuna's study.
+Every change goes to the ledger first and to Optuna second, so that after any death in between the
+next driver can make Optuna's study from the ledger.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from eigensweep.workers.driver.cordons import LONGEST_LEAVE, Cordons
 from eigensweep.workers.driver.entries import Entries
 from eigensweep.workers.driver.leaders import complete_result, give_seeds, has_begun
 from eigensweep.workers.driver.losses import LONGEST_REST, Losses
-from eigensweep.workers.driver.population import Round
+from eigensweep.workers.driver.population import PopulationRound
 from eigensweep.workers.driver.study import Study
 from eigensweep.workers.shared.durable_files import StorageError
 from eigensweep.workers.shared.ledger import (
@@ -45,10 +45,10 @@ FIRST_TIME = ResumeState()
 """How an experiment stands that was never over."""
 
 MOST_DAMAGES = 3
-"""Trials of which a notice tells what was damaged; the event log has all."""
+"""The most trials whose damage a notice describes; the event log has all."""
 
 NAMED = 5
-"""Trials that a notice names; the others are counted."""
+"""The most trials that a notice names; the others are counted."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ class Job:
     known: Result | None = None
     """The donor's result, where it has the same budget."""
     alone: bool = False
-    """Whether it should have its process to itself, because engines kept dying under it."""
+    """Whether it trains alone in its process, because engines kept dying under it."""
     avoid: tuple[str, ...] = ()
-    """Ray's ids of the nodes that it does not go to."""
+    """Ray's ids of the nodes that it avoids."""
 
 
 class Sweep:
@@ -84,7 +84,7 @@ class Sweep:
         take_over: Callable[[TrialEntry], None] = lambda entry: None,
         resume_state: ResumeState = FIRST_TIME,
     ) -> None:
-        """Take up what the ledger holds: what is unfinished there is handed out first.
+        """Take up what the ledger holds; unfinished trials are handed out first.
 
         `watch` is called with every trial, as it is found and whenever it changes. `take_over`
         brings the newest of a trial's `lineage` about in the store, if that was not done before.
@@ -95,12 +95,12 @@ class Sweep:
         self.watch = watch
         self._stopped: tuple[ExperimentEnd, str] | None = None
         self._is_held = False
-        """Whether no more is handed out, because the experiment is to be paused."""
+        """Whether no more trials are handed out, because of a pause."""
         self.entries = Entries()
         self.cordons = cordons or Cordons()
         self._losses = Losses(retries, clock)
         self._damages: dict[int, str] = {}
-        """What attempts of this driver found damaged in the store, by trial."""
+        """Damage that attempts of this driver found in the store, by trial."""
         self._engines: set[Place] = set()
         self._configurations = Configurations(spec, study)
         self._keeps_all = spec.racing is not None or spec.scheduler.name == "pbt"
@@ -114,7 +114,9 @@ class Sweep:
         for earlier, point in self._find_earlier():
             study.observe(earlier, point)
         study.take_up(self._take_up(entry) for entry in ledger.walk())
-        self._round = Round(spec, ledger.read_round()) if spec.scheduler.name == "pbt" else None
+        self._round = (
+            PopulationRound(spec, ledger.read_round()) if spec.scheduler.name == "pbt" else None
+        )
         self._take_over = take_over
         self._replaced = {n for n, e in self.entries.items() if self._is_replaced(e)}
         """Trials whose takeover may still be missing in the store."""
@@ -134,7 +136,7 @@ class Sweep:
         ledger.set_total(self._most)
 
     def _take_up(self, entry: TrialEntry) -> TrialEntry:
-        """Note what the ledger holds of a trial; return it as it is now, without a process."""
+        """Note a trial of the ledger; return its entry, without a process."""
         if entry.state == "running":
             self.ledger.interrupt(entry.number, entry.attempt, "its driver was lost")
             entry = replace(entry, state="waiting")
@@ -150,14 +152,14 @@ class Sweep:
 
     @property
     def is_handed_out(self) -> bool:
-        """Whether no trial waits and no new one will come; one that is lost will wait again."""
+        """Whether no trial waits and no new one will come; a lost trial will wait again."""
         is_exhausted = self._exhausted or self._stopped is not None
         is_empty = not (self._queue or self._losses.rests or self._arrived)
         return self._is_held or (is_exhausted and is_empty)
 
     @property
     def is_over(self) -> bool:
-        """Whether no trial is open and no new one will come, as far as one knows while held."""
+        """Whether no trial is open and no new one will come; while held, no new one comes."""
         if self._is_held and self.spec.racing is not None:
             return False
         is_exhausted = self._exhausted or self._stopped is not None
@@ -177,12 +179,12 @@ class Sweep:
 
     @property
     def running(self) -> int:
-        """How many trials are handed out and have not ended."""
+        """How many trials are handed out and still open."""
         return len(self._handed_out)
 
     @property
     def left(self) -> int | None:
-        """How many trials run, wait or will come; None: the search has no end of its own."""
+        """How many trials run, wait or will come; None: the search is unlimited."""
         if self._most is None:
             return None
         coming = 0 if self._exhausted else max(0, self._most - len(self._configurations))
@@ -191,7 +193,7 @@ class Sweep:
 
     @property
     def startable(self) -> int | None:
-        """How many trials run or could begin now; None: the search has no end of its own."""
+        """How many trials run or could begin now; None: the search is unlimited."""
         if self.cordons.leave_nothing:
             return self.running
         resting = len(self._losses.rests) + len(self._arrived)
@@ -204,10 +206,10 @@ class Sweep:
         return [entry for entry in self.entries.values() if entry.state != "invalid"]
 
     def prepare_next(self) -> bool:
-        """Make sure that a trial waits to be started, if there is one; tell whether one does.
+        """Queue a trial to be started, if there is any; return whether one waits.
 
-        Draws points and opens their trials. Takes over results that exist already, here or in
-        another experiment, on the way.
+        This draws points, opens their trials, and takes over results that exist already, here or in
+        another experiment.
         """
         return self._prepare_next() is not None
 
@@ -249,7 +251,7 @@ class Sweep:
         return None
 
     def begin(self, number: int, attempt: int, place: Place | None = None) -> None:
-        """Record that an attempt has a process, and where, if that is known.
+        """Record that an attempt has a process, and its place if known.
 
         Raises:
             StaleWriteError: if the ledger counts otherwise, so another driver is at work.
@@ -286,7 +288,7 @@ class Sweep:
         self._put(_with_report(entry, told))
 
     def _read_report(self, entry: TrialEntry, told: RungReport) -> RungReport:
-        """Return what is to be recorded of a report; note that its process lives."""
+        """Return the report to be recorded; note that its process lives."""
         self._losses.forget(entry.number)
         place = told.place
         if place is not None and place.lanes is not None and place not in self._engines:
@@ -305,7 +307,7 @@ class Sweep:
         error: str | None = None,
         last: RungReport | None = None,
     ) -> None:
-        """Record how a trial ended, and what it reported with it; the first end counts."""
+        """Record the end of a trial and its last report; the first end counts."""
         entry = self.entries[number]
         self._handed_out.discard(number)
         if entry.state not in OPEN_TRIALS:
@@ -338,27 +340,27 @@ class Sweep:
     ) -> None:
         """Record that an attempt cannot go on: the trial waits again.
 
-        It does so up to `retries` times if its own process died. Where an engine died, one of its
-        trials may be to blame, and the others are not. So that counts against none of them. A trial
-        under which engines die again before it has reported goes on alone in its process, whose
-        death does count. That it was paused does not count.
+        The death of its own process counts: a trial may lose `retries` of them. The death of an
+        engine counts against none of its trials, since only one of them may be to blame. If engines
+        die again under a trial before it reports, it trains alone in its process, whose death
+        counts. A pause does not count.
 
-        Where a node has other code, lacks a corpus, or cannot use a device, disk or store, no trial
-        is to blame. The node is left out for times that grow up to `LONGEST_LEAVE`, and its trials
-        go elsewhere. If there is no elsewhere, or `MOST_CORDONED` nodes are out, all trials wait.
-        Disk and store may be the same for all nodes and work again at any time: so these times grow
-        up to `LONGEST_REST`, and on a single node each trial has a pause of its own.
+        If a node has other code, lacks a corpus, or cannot use a device, disk or store, no trial is
+        to blame. The node is cordoned for a time that grows up to `LONGEST_LEAVE`, and its trials
+        go to other nodes. If there are none, or `MOST_CORDONED` nodes are cordoned, all trials
+        wait. All nodes may share disk and store, which may work again at any time: so this time
+        grows up to `LONGEST_REST` only, and on a single node each trial rests by itself.
 
-        Where a node has no memory left, Ray ends processes, the youngest ones first. Nobody knows
-        whose memory it is, so no trial is to blame, and each has such pauses of its own. It fails
-        after `MOST_SHORTAGES` of them without any report: it may itself take what the node has not.
+        If a node has no memory left, Ray ends the youngest processes first. Nobody knows which
+        process took the memory, so no trial is to blame, and each one rests by itself. A trial
+        fails after `MOST_SHORTAGES` rests without a report: it may need more than the node has.
 
-        A device that is lost in the middle of a training may have been ended by the trial. So the
-        trial goes elsewhere, and has failed if it loses a second one; where an engine lost it, that
-        counts as the engine's death. Whether the node is to blame shows when the next process there
-        tries its device out, and when the same GPU is lost under another trial, or engine.
+        A trial may itself have ended the device that it lost. So it goes to another node, and fails
+        if it loses a second device; a device lost by an engine counts as the engine's death. The
+        node is to blame if the next process there cannot use its device, or if the same GPU is lost
+        under another trial or engine.
 
-        `place` is where it was.
+        `place` is where the attempt ran.
         """
         node = None if place is None else place.node_id
         entry = self.entries[number]
@@ -401,7 +403,7 @@ class Sweep:
         logger.warning(words, *values, extra={"trial": number})
 
     def waits_for_others(self, number: int) -> bool:
-        """Tell whether a trial that ends its attempt well, or diverges, waits for others then."""
+        """Return whether a trial that ends its attempt well, or diverges, then waits for others."""
         entry = self.entries[number]
         return (
             self._round is not None
@@ -411,16 +413,16 @@ class Sweep:
         )
 
     def arrive(self, number: int, attempt: int, diverged: Result | None = None) -> None:
-        """Record that a trial has come to the end of its round; `diverged` is how it did not."""
+        """Record that a trial reached the end of its round, or `diverged` with this result."""
         self.ledger.interrupt(number, attempt, "waits for the other trials of its round")
         self._put(replace(self.entries[number], state="waiting"))
         self._handed_out.discard(number)
         self._arrived[number] = diverged
 
-    def _keep_round(self, now: Round) -> bool:
-        """Open the whole population, end its round when all have come; tell if trials may start.
+    def _keep_round(self, now: PopulationRound) -> bool:
+        """Open the whole population, or end its round; return whether trials may start.
 
-        None may as long as a replaced trial does not have its copy: the source would train on.
+        None may start before each replaced trial has its copy: its source would train on.
         """
         while self._discover():
             pass
@@ -435,8 +437,8 @@ class Sweep:
             self._replaced.discard(number)
         return True
 
-    def _end_round(self, now: Round) -> None:
-        """Decide who goes on from whom, and queue all that go on."""
+    def _end_round(self, now: PopulationRound) -> None:
+        """Decide which trial goes on from which, and queue all that go on."""
         arrived = [self.entries[number] for number in sorted(self._arrived)]
         takeovers = now.decide(arrived)
         assert now.end is not None
@@ -458,7 +460,7 @@ class Sweep:
         return end is not None and entry.state == "waiting" and entry.reached >= end
 
     def _is_replaced(self, entry: TrialEntry) -> bool:
-        """Tell whether a trial was replaced when the last round ended."""
+        """Return whether a trial was replaced at the end of the last round."""
         return (
             self._round is not None
             and entry.state in OPEN_TRIALS
@@ -467,7 +469,7 @@ class Sweep:
         )
 
     def _find_earlier(self) -> Iterator[tuple[TrialEntry, Point]]:
-        """Yield trials of the experiments that the search starts from, at their points here."""
+        """Yield the trials of earlier experiments that the search learns from."""
         if not self.spec.search.warm_start:
             return
         for _, entry in self.ledger.load_earlier(self.spec.search.warm_start):
@@ -479,11 +481,11 @@ class Sweep:
 
     @property
     def has_given_up(self) -> bool:
-        """Whether so many trials failed in a row that those that are left should not begin."""
+        """Whether so many trials failed in a row that no further one should begin."""
         return self.cordons.failures.are_too_many and self.left != self.running
 
     def note_damage(self, number: int, words: str) -> None:
-        """Tell people that an attempt of a trial went back behind what was damaged in the store."""
+        """Note for a person that an attempt went back behind damaged files of the store."""
         if self._damages.get(number) != words:
             self._damages[number] = words
             self._warn(number, "trial %d: %s", number, words)
@@ -506,16 +508,16 @@ class Sweep:
         return found
 
     def _wake(self) -> None:
-        """Put the trials whose pause is over into the queue, and take nodes in again."""
+        """Queue the trials whose rest is over, and lift the cordons that are over."""
         self.cordons.lift()
         self._queue.extend(self._losses.wake())
 
     def hold(self) -> None:
-        """Hand out no more trials; those that train go on until they are lost or have ended."""
+        """Hand out no more trials; running trials go on until they are lost or end."""
         self._is_held = True
 
     def take_back(self) -> None:
-        """Record that trials that were handed out have no process any more."""
+        """Record that no trial has a process any more."""
         for number in sorted(self._handed_out):
             self.lose(number, self.entries[number].attempt, PAUSED, by="pause")
 
@@ -535,7 +537,7 @@ class Sweep:
         return find_best(self.entries.values(), self.spec.objective_metric.better)
 
     def close(self) -> tuple[ExperimentEnd, str | None]:
-        """Record how many trials there were; return how it all ended, and why if not well."""
+        """Record the total of trials; return how the experiment ended, and why if not well."""
         self.ledger.set_total(len(self.entries))
         return self._verdict()
 
@@ -555,10 +557,10 @@ class Sweep:
         return "completed", None
 
     def _race(self) -> bool:
-        """Open the leaders again for the next round of a race; tell whether there was one.
+        """Reopen the leaders for the next round of a race; return whether there was one.
 
-        Which they are follows from the results alone. So a driver that starts anew in the middle of
-        a round goes on with it.
+        The leaders follow from the results alone, so a restarted driver goes on in the middle of a
+        round.
         """
         is_free = not (self._queue or self._losses.rests or self._handed_out or self._is_held)
         if self.spec.racing is None or self._stopped is not None or not is_free:
@@ -576,7 +578,7 @@ class Sweep:
         return True
 
     def _discover(self) -> bool:
-        """Open the next point whose configuration is new; False, for ever, if there is none."""
+        """Open the next point with a new configuration; return False if there is none left."""
         if not self._exhausted and (self._most is None or len(self._configurations) < self._most):
             for found in self._configurations.find():
                 if self._open(found):
@@ -585,7 +587,7 @@ class Sweep:
         return False
 
     def _open(self, found: Found) -> bool:
-        """Record a point as a trial; tell whether it is a valid one."""
+        """Record a point as a trial; return whether it is valid."""
         number, point = len(self.entries), found.point
         params = dict(point.params)
         if found.config is None:
@@ -602,7 +604,7 @@ class Sweep:
         return True
 
     def _reuse(self, entry: TrialEntry) -> bool:
-        """Take over a finished result of the same configuration, seeds and budget, if any."""
+        """Take over a finished result with the same configuration, seeds and budget, if any."""
         found = self._find(self.ledger.find_finished, entry)
         if found is None:
             return False
@@ -610,10 +612,10 @@ class Sweep:
         return True
 
     def _find_donor(self, entry: TrialEntry, is_known: bool) -> tuple[Source | None, Result | None]:
-        """Return the trial that a trial goes on from, besides its own checkpoints.
+        """Return the donor that a trial goes on from, beside its own checkpoints.
 
-        With it comes its result, where it has fewer seeds and the same budget. `is_known` says
-        whether the configuration has ever ended with a result.
+        The donor's result comes with it, if it has fewer seeds and the same budget. `is_known` says
+        whether any trial of the configuration has ended with a result.
         """
         if self._round is not None:
             return None, None
@@ -643,7 +645,7 @@ class Sweep:
         self.watch(entry)
 
     def _keep(self, entry: TrialEntry) -> None:
-        """Keep an entry, and of a trial that has ended little, unless it is the best or may go on.
+        """Keep an entry; of an ended trial only an outline, unless it is the best or may go on.
 
         The configurations and results of a hundred thousand trials would take a gigabyte.
         """
@@ -665,7 +667,7 @@ def _with_report(entry: TrialEntry, told: RungReport) -> TrialEntry:
 
 
 def _list(numbers: Set[int]) -> str:
-    """Return some trials in words, the first ones by their numbers."""
+    """Return a list of trials in words, the first ones with their numbers."""
     first = ", ".join(map(str, sorted(numbers)[:NAMED]))
     more = f" and {len(numbers) - NAMED} more" if len(numbers) > NAMED else ""
     return f"trial{'' if len(numbers) == 1 else 's'} {first}{more}"

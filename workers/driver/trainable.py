@@ -1,7 +1,7 @@
-"""What stands in Ray Tune for the processes of trials.
+"""What Ray Tune has in place of the processes of trials.
 
-Tune wants a subclass of its `Trainable` and starts that as an actor. Here it starts a
-`TrialProcess` in its place, which has the three methods that Tune calls and loads nothing of Tune.
+Tune wants a subclass of its `Trainable`, and starts it as an actor. Here Tune starts a
+`TrialProcess` instead, which has the three methods that Tune calls and loads nothing of Tune.
 """
 
 from __future__ import annotations
@@ -18,17 +18,21 @@ from ray.util.placement_group import NODE_ID_LABEL_KEY, PlacementGroup, placemen
 from eigensweep.workers.driver.cpu_nodes import CPU_NODES
 from eigensweep.workers.lanes.shares import Share
 from eigensweep.workers.processes.trial_process import TrialProcess
-from eigensweep.workers.shared.messages import Json, Order
+from eigensweep.workers.shared.messages import Order
 
 CREDENTIALS: Final = frozenset(each for each in ENV_VARS_TO_PROPAGATE if each.startswith("AWS_"))
 """Variables of a driver that Tune hands on to the processes of its trials."""
 
 
+StartArguments = dict[str, dict[str, object]]
+"""What a process is started with: `config`, the order as plain data."""
+
+
 class TrialTrainable(tune.Trainable):
-    """Says what a trial asks Ray for. No process has it."""
+    """Says what a trial asks Ray for. No process ever makes an instance."""
 
     @classmethod
-    def default_resource_request(cls, config: Json) -> tune.PlacementGroupFactory:
+    def default_resource_request(cls, config: dict[str, object]) -> tune.PlacementGroupFactory:
         order = Order.from_dict(config)
         return request_place(
             frozenset(order.resources.items()), frozenset(order.labels.items()), order.avoid
@@ -39,12 +43,12 @@ class OwnPlace(tune.PlacementGroupFactory):
     """What a trial asks Ray for; without a GPU, best on a node that has none (`cpu_nodes`)."""
 
     def __init__(self, share: Share, avoid: tuple[str, ...]) -> None:
-        """`avoid` has Ray's ids of nodes to which the trial does not go."""
+        """`avoid` has Ray's ids of the nodes that the trial avoids."""
         self._share, self._avoid = share, avoid
         labels = dict(share.labels)
         if avoid:
             labels[NODE_ID_LABEL_KEY] = f"!in({','.join(avoid)})"
-        self._where: Json = {"bundle_label_selector": [labels]} if labels else {}
+        self._where: dict[str, Any] = {"bundle_label_selector": [labels]} if labels else {}
         super().__init__([share.resources], **self._where)
 
     def to_placement_group(self) -> PlacementGroup:
@@ -58,9 +62,9 @@ class OwnPlace(tune.PlacementGroupFactory):
 class TrialProcesses(_ActorClassCache):
     """Gives Tune the class of a trial's process, with the variables that it is started with.
 
-    Tune asks for a variable that this project does not need. For a process with variables of its
-    own Ray starts Python twice, and takes none that is ready. So they are asked for only where
-    Tune hands on what a trial may need, such as the credentials of an object store.
+    Tune asks for a variable that this project does not need. For a process with its own variables
+    Ray starts Python twice, and uses no idle process. So they are set only if Tune passes on what a
+    trial may need, such as the credentials of an object store.
     """
 
     def __init__(self) -> None:
@@ -74,10 +78,10 @@ class TrialProcesses(_ActorClassCache):
         return self._plain
 
 
-def give_order_alone(arguments: Json) -> Json:
+def give_order_alone(arguments: StartArguments) -> StartArguments:
     """Return what a process is started with, without what Tune adds for its own `Trainable`.
 
-    To read that, a process would have to load Tune.
+    A process would have to load Tune to read the rest.
     """
     config = arguments["config"]
     return {"config": {name: each for name, each in config.items() if not name.startswith("__")}}
@@ -89,5 +93,5 @@ def request_place(
     labels: frozenset[tuple[str, str]],
     avoid: tuple[str, ...],
 ) -> OwnPlace:
-    """Return what Tune asks Ray for; the same object for the same: Tune compares it often."""
+    """Return what Tune asks Ray for; one object for equal arguments, since Tune compares often."""
     return OwnPlace(Share(dict(resources), labels=dict(labels)), avoid)

@@ -1,11 +1,11 @@
-"""Ray Tune's loop for one experiment, which keeps nothing of trials that have ended.
+"""Ray Tune's loop for one experiment, which forgets ended trials.
 
-Tune holds every trial until its loop is over, with configuration and results, and looks at all of
+Tune keeps every trial until its loop is over, with configuration and results, and walks over all of
 them whenever a trial starts. The ledger has all that, so here an ended trial is dropped at once.
-Nor are Tune's snapshots written: nobody reads them. A process that was ended for lack of memory
-counts as one that died. One that starts is not ended because another one is free. All of this is
-done in a subclass of Tune's own controller, whose interface is for developers (`DeveloperAPI`):
-`tune.Tuner` takes no other one.
+Tune's snapshots are not written, since nobody reads them. A process that was ended for lack of
+memory counts as a dead one. A starting actor is not cancelled when another becomes idle. A subclass
+of Tune's own controller does this, whose interface is for developers (`DeveloperAPI`): `tune.Tuner`
+accepts no other controller.
 
 Several experiments may be driven in one process, each with a loop in a thread of its own.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +28,7 @@ from eigensweep.workers.driver.actor_events import PromptActorManager
 from eigensweep.workers.driver.searcher import LIVE, ExperimentSearch, Halt, Recorder
 from eigensweep.workers.driver.trainable import TrialProcesses, TrialTrainable
 from eigensweep.workers.processes.runner import REPORT
-from eigensweep.workers.shared.messages import Json, Order, Report
+from eigensweep.workers.shared.messages import Order, Report
 
 SETTING_UP: Final = threading.Lock()
 """Held while a loop is set up. Tune keeps a registry of classes once for this process: two loops
@@ -87,18 +88,17 @@ class Controller(TuneController):
         self._actor_manager = PromptActorManager(resource_manager=resources)
         self._class_cache = TrialProcesses()
         self._taken_over: list[Trial] = []
-        """Trials that have got a process that is used again, and do not train yet."""
+        """Trials that got a reused process and do not train yet."""
 
     def checkpoint(self, force: bool = False, wait: bool = False) -> None:
         """Write nothing: a driver starts from the ledger, never from Tune's snapshot."""
 
     def _maybe_reuse_cached_actor(self, trial: Trial) -> bool:
-        """Give a process whose trial has ended to this trial, or to one that waits for a slot.
+        """Give an idle process to this trial, or to a trial that waits for a slot.
 
-        Tune would end the process that starts for a trial as soon as another process is free. Where
+        Tune would cancel the starting process of a trial as soon as another process is idle. If
         trials are shorter than the start of a process, no further process would ever come up. So
-        here a trial whose own process starts waits for it, unless no other trial wants the free
-        one.
+        here a trial waits for its own starting process, unless no other trial wants the idle one.
         """
         resources: Any = trial.placement_group_factory
         if not self._actor_cache.has_cached_object(resources):
@@ -119,16 +119,16 @@ class Controller(TuneController):
         return bool(super()._maybe_reuse_cached_actor(trial))
 
     def _update_trial_queue(self, blocking: bool = False, timeout: int = 600) -> bool:
-        """Ask for the next trial, and wait a second for it at most where no other one is there.
+        """Ask for the next trial, and wait at most a second for it if there is no other one.
 
-        Tune would wait ten minutes, and not look meanwhile whether the experiment should stop.
+        Tune would wait ten minutes, without a look whether the experiment should stop.
         """
         return bool(super()._update_trial_queue(blocking, min(timeout, 1)))
 
     def _maybe_cache_trial_actor(self, trial: Trial) -> bool:
-        """Keep a process for the next trial, unless its node should be left, or is not fit.
+        """Keep a process for the next trial, unless its node or device is unfit or drains.
 
-        What a process knows of a device that it could not use, it does not forget.
+        A process that could not use its device never can.
         """
         report: Report | None = getattr(trial, "report", None)
         if report is not None and report.lost and report.lost_by in ("node", "device"):
@@ -140,9 +140,9 @@ class Controller(TuneController):
         return bool(super()._maybe_cache_trial_actor(trial))
 
     def _maybe_add_actors(self) -> None:
-        """Give processes to trials, as Tune does; those that are used again train at once.
+        """Give processes to trials, as Tune does; reused processes train at once.
 
-        Tune would first wait for their answer that they are ready for another trial.
+        Tune would first wait for each to say that it is ready for another trial.
         """
         super()._maybe_add_actors()
         taken_over, self._taken_over = self._taken_over, []
@@ -151,7 +151,7 @@ class Controller(TuneController):
             self._resetting_trials.remove(trial)
 
     def _schedule_trial_reset(
-        self, trial: Trial, new_config: Json, new_experiment_tag: str
+        self, trial: Trial, new_config: Mapping[str, object], new_experiment_tag: str
     ) -> None:
         trial.set_experiment_tag(new_experiment_tag)  # type: ignore[no-untyped-call]
         trial.set_config(new_config)  # type: ignore[no-untyped-call]
@@ -171,11 +171,11 @@ class Controller(TuneController):
         )
 
     def _has_slot(self, trial: Trial) -> bool:
-        """Whether a process of the trial's own has been started, be it ready or not."""
+        """Whether the trial's own process has been started, ready or not."""
         actor = self._trial_to_actor.get(trial)
         return actor is not None and self._actor_manager.is_actor_started(actor)
 
-    def _process_trial_result(self, trial: Any, result: Json) -> Any:
+    def _process_trial_result(self, trial: Any, result: Any) -> Any:
         trial.report = Report.from_dict(json.loads(result.pop(REPORT)))
         return super()._process_trial_result(trial, result)
 

@@ -27,8 +27,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.code import check_code
 from eigensweep.workers.shared.logs import LogFormat
-from eigensweep.workers.shared.messages import Code, EngineNeed, Json, LostBy, Order, Place, Report
+from eigensweep.workers.shared.messages import Code, EngineNeed, LostBy, Order, Place, Report
 from eigensweep.workers.shared.patience import START_SECONDS, patience_with
+from eigensweep.workers.shared.ray_nodes import list_nodes
 from eigensweep.workers.trial.devices import DeviceError, see_only, try_out
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class _HeldSlot:
     order: Order
     asked_at: float = field(default_factory=time.monotonic)
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)
-    last: Json | None = None
+    last: dict[str, Any] | None = None
     """The newest report, kept until the trial has it: an answer may be lost on its way."""
 
     @property
@@ -94,7 +95,12 @@ class EngineActor:
     """The process of an engine. Calls meet in one event loop; what blocks has a thread each."""
 
     def __init__(
-        self, device: str, gpu: str | None, need: Json, code: Json, log_format: LogFormat = "text"
+        self,
+        device: str,
+        gpu: str | None,
+        need: dict[str, object],
+        code: dict[str, object],
+        log_format: LogFormat = "text",
     ) -> None:
         """Take the device as trials name it, `cpu` or `cuda:ID`, and the id of its GPU."""
         logs.set_up(log_format)
@@ -114,7 +120,7 @@ class EngineActor:
         """Why the engine ends because it hangs; None: it does not."""
         self._watch: asyncio.Task[None] | None = None
 
-    async def join(self, order: Json) -> bool:
+    async def join(self, order: dict[str, object]) -> bool:
         """Give a trial a slot; False if all are taken, or this process is about to end.
 
         Raises:
@@ -141,7 +147,7 @@ class EngineActor:
         self._slots[_key(wanted)] = slot
         return True
 
-    async def advance(self, order: Json) -> Json | None:
+    async def advance(self, order: dict[str, object]) -> dict[str, object] | None:
         """Return the report of the trial's next rung, None if it is not there yet: ask again.
 
         Raises:
@@ -162,14 +168,14 @@ class EngineActor:
                 slot.last = replace(report, place=replace(self._place, lanes=lanes)).to_dict()
             return slot.last
 
-    async def leave(self, order: Json) -> None:
+    async def leave(self, order: dict[str, object]) -> None:
         """Take its slot from this attempt of a trial, if it has one."""
         left = Order.from_dict(order)
         slot = self._slots.get(_key(left))
         if slot is not None and slot.order.attempt == left.attempt:
             self._drop(slot)
 
-    async def occupancy(self) -> Json:
+    async def occupancy(self) -> dict[str, object]:
         """Return lane-seconds by what the lanes did."""
         return {} if self._engine is None else self._engine.occupancy()
 
@@ -357,8 +363,7 @@ def _engines_here(order: Order) -> list[tuple[str, str, str | None]]:
     gpus = ray.get_gpu_ids()
     if gpus:
         return [(f"{first}-gpu{gpus[0]}-{last}", f"cuda:{gpus[0]}", str(gpus[0]))]
-    alive: list[Json] = ray.nodes()  # type: ignore[no-untyped-call]
-    cores = next(each["Resources"].get("CPU", 1) for each in alive if each["NodeID"] == node)
+    cores = next(n["Resources"].get("CPU", 1) for n in list_nodes() if n["NodeID"] == node)
     count = max(1, int(cores / need.cpus + 1e-6))
     return [(f"{first}-cpu{k}x{need.cpus:g}-{last}", "cpu", None) for k in range(count)]
 

@@ -31,7 +31,7 @@ from eigensweep.workers.lanes.members import MemberLane, MemberTrial
 from eigensweep.workers.lanes.occupancy import Span
 from eigensweep.workers.lanes.register import EngineError, Register
 from eigensweep.workers.lanes.turn_loop import TurnLoop
-from eigensweep.workers.shared.messages import Json, Order, Report
+from eigensweep.workers.shared.messages import Order, Report
 from eigensweep.workers.trial.attempt import Attempt
 from eigensweep.workers.trial.errors import is_out_of_memory
 
@@ -148,7 +148,7 @@ class Engine:
         """
         self._register.leave(order, commit)
 
-    def status(self) -> Json:
+    def status(self) -> dict[str, object]:
         """Return, as plain data, who is in which lane, who waits, and how busy the lanes are."""
         with self._register.changed:
             broken = self._register.broken
@@ -161,7 +161,7 @@ class Engine:
                 **self._loop.status,
             }
 
-    def occupancy(self) -> Json:
+    def occupancy(self) -> dict[str, object]:
         """Return lane-seconds by what lanes did: occupied, idle though wanted, and idle."""
         busy = self._loop.occupancy
         return {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from typing import Any
 
 import torch
 
@@ -203,7 +202,7 @@ def shape_key(config: TrialConfig) -> str:
     config = config.resolve()
     model = config.model
     varying = model.lane_fields | model.scalars
-    content: dict[str, Any] = {
+    content: dict[str, object] = {
         "task": config.task.model_dump(mode="json"),
         "model": model.model_dump(mode="json", exclude=set(varying)),
         "given": sorted(f for f in model.scalars if getattr(model, f) is not None),

@@ -16,7 +16,6 @@ from eigensweep.workers.lanes.group import Group, explain_alone, shape_key
 from eigensweep.workers.lanes.members import ALONE, MemberLane, MemberTrial, ScheduledGroup
 from eigensweep.workers.lanes.turns import SideBySide, Turns
 from eigensweep.workers.shared import logs
-from eigensweep.workers.shared.messages import Json
 from eigensweep.workers.trial.training import Training
 
 logger = logging.getLogger(__name__)
@@ -183,7 +182,7 @@ class Groups:
                 group.trainer.close()
         self._known.clear()
 
-    def describe(self) -> list[Json]:
+    def describe(self) -> list[dict[str, object]]:
         """Return, as plain data, who is in which lane."""
         return [
             {

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from eigensweep.workers.lanes.turns import SideBySide
-from eigensweep.workers.shared.messages import Json, Order, Report
+from eigensweep.workers.shared.messages import Order, Report
 from eigensweep.workers.trial.attempt import Attempt, Replicate
 
 ALONE = "alone"
@@ -82,7 +82,7 @@ class MemberLane:
         if self.writing is not None:
             self.writing.exception()
 
-    def describe(self) -> Json:
+    def describe(self) -> dict[str, object]:
         order, training = self.trial.order, self.replicate.training
         return {
             "experiment": order.experiment,

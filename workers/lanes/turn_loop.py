@@ -14,7 +14,6 @@ from eigensweep.workers.lanes.occupancy import Occupancy, Span
 from eigensweep.workers.lanes.register import EngineError, Register
 from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.marks import Mark, cancel_mark, leave_mark, pause_mark
-from eigensweep.workers.shared.messages import Json
 from eigensweep.workers.trial.attempt import GLANCE_SECONDS
 
 logger = logging.getLogger(__name__)
@@ -46,7 +45,7 @@ class TurnLoop:
         self._slice, self._lease, self._clock = slice_seconds, lease_seconds, clock
         self.occupancy = Occupancy()
         """Changes under the register's lock."""
-        self.status: Json = {}
+        self.status: dict[str, object] = {}
         """Who is in which lane and who waits; replaced as a whole after each turn."""
         self._looked_at = -GLANCE_SECONDS
         self._wanted_at = clock()

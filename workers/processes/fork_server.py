@@ -31,10 +31,9 @@ import traceback
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Final
+from typing import Final, TypedDict
 
 from eigensweep.workers.shared.loading import load_for_good
-from eigensweep.workers.shared.messages import Json
 
 logger = logging.getLogger(__name__)
 
@@ -219,12 +218,34 @@ def _credentials_of(connection: socket.socket) -> tuple[int, int, int]:
     return process, user, group
 
 
+class OrderHead(TypedDict):
+    """An `Order` as plain data, as far as it is read before the class is loaded."""
+
+    number: int
+
+
+class Begin(TypedDict):
+    """What a forked process is told first."""
+
+    config: OrderHead
+    node_id: str | None
+    environment: dict[str, str]
+    path: list[str]
+
+
+class MethodCall(TypedDict):
+    """A call of a method of `Runner`."""
+
+    method: str
+    arguments: list[OrderHead]
+
+
 def answer_calls(calls: Connection) -> None:
     """Train what the trial's process says, call by call, until it says no more."""
     from eigensweep.workers.processes.runner import Runner
     from eigensweep.workers.shared.ledger import StaleWriteError
 
-    begin: Json = json.loads(calls.recv_bytes())
+    begin: Begin = json.loads(calls.recv_bytes())
     os.environ.clear()
     os.environ.update(begin["environment"])
     sys.path[:] = begin["path"]
@@ -234,7 +255,7 @@ def answer_calls(calls: Connection) -> None:
     calls.send_bytes(json.dumps({"pid": os.getpid()}).encode())
     while True:
         try:
-            call: Json = json.loads(calls.recv_bytes())
+            call: MethodCall = json.loads(calls.recv_bytes())
         except EOFError:
             return
         if call["method"] == "train_next":

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from eigensweep.workers.processes.fork_server import FORK, LOOK, STALE, user_of
 from eigensweep.workers.shared.ledger import StaleWriteError
-from eigensweep.workers.shared.messages import Json
+from eigensweep.workers.shared.messages import Order
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Forked:
         """The first one is never used: the server kills the process when it is closed."""
         self.pid = 0
 
-    def begin(self, config: Json, node_id: str | None) -> None:
+    def begin(self, config: Mapping[str, object], node_id: str | None) -> None:
         """Say what to train, and wait until the process is there.
 
         Raises:
@@ -77,36 +77,36 @@ class Forked:
         self._calls.close()
         self._lifeline.close()
 
-    def train_next(self, config: Json) -> Json:
+    def train_next(self, config: Mapping[str, object]) -> dict[str, object]:
         """Take another trial, and return its first report."""
-        told: Json = self._call("train_next", config)
+        told: dict[str, object] = self._call("train_next", config)
         return told
 
-    def train(self) -> Json:
+    def train(self) -> dict[str, object]:
         """Return the report of the next rung."""
-        told: Json = self._call("train")
+        told: dict[str, object] = self._call("train")
         return told
 
     def stop(self) -> None:
         """Leave the trial where it is."""
         self._call("stop")
 
-    def _call(self, method: str, *arguments: Json) -> Any:
+    def _call(self, method: str, *arguments: Mapping[str, object]) -> Any:
         self._send({"method": method, "arguments": arguments})
         answer = self._receive()
         if STALE in answer:
             raise StaleWriteError(answer[STALE])
         return answer["returned"]
 
-    def _send(self, content: Json) -> None:
+    def _send(self, content: dict[str, object]) -> None:
         try:
             self._calls.send_bytes(json.dumps(content).encode())
         except OSError as error:
             raise self._ended() from error
 
-    def _receive(self) -> Json:
+    def _receive(self) -> Any:
         try:
-            content: Json = json.loads(self._calls.recv_bytes())
+            content = json.loads(self._calls.recv_bytes())
         except (OSError, EOFError) as error:
             raise self._ended() from error
         return content
@@ -116,7 +116,7 @@ class Forked:
         return ForkedEndedError(f"{what} that was forked for this trial has ended")
 
 
-def fork(config: Json, node_id: str | None, raylet: int) -> Forked | None:
+def fork(config: Mapping[str, object], node_id: str | None, raylet: int) -> Forked | None:
     """Return a process that trains an order's trial; None if this process has to do so itself.
 
     Args:
@@ -126,7 +126,7 @@ def fork(config: Json, node_id: str | None, raylet: int) -> Forked | None:
     """
     if sys.platform != "linux":
         return None
-    digest = config["code"]["digest"]
+    digest = Order.from_dict(config).code.digest
     name = name_server(raylet, digest, os.environ)
     for _ in range(TRIES):
         try:

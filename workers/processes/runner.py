@@ -11,7 +11,7 @@ import os
 import platform
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,7 +20,7 @@ from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.code import ForeignCodeError, check_build, check_code
 from eigensweep.workers.shared.durable_files import disk_failure
 from eigensweep.workers.shared.ledger import StaleWriteError
-from eigensweep.workers.shared.messages import Json, Order, Place, Report
+from eigensweep.workers.shared.messages import Order, Place, Report
 from eigensweep.workers.trial import memory_limit
 from eigensweep.workers.trial.devices import DeviceError, find_crowding, try_out
 from eigensweep.workers.trial.memory_limit import MemoryWatch
@@ -58,7 +58,7 @@ class Runner:
 
     def __init__(
         self,
-        config: Json,
+        config: Mapping[str, object],
         device: str = "cpu",
         node_id: str | None = None,
         take_slot: Callable[[Order], Slot] | None = None,
@@ -81,7 +81,7 @@ class Runner:
         self._take_slot = take_slot
         self._leave: Callable[[], None] | None = None
 
-    def train_next(self, config: Json) -> Json:
+    def train_next(self, config: Mapping[str, object]) -> dict[str, object]:
         """Take another trial, and return its first report, in one call of the driver's."""
         self.stop()
         self.config = config
@@ -96,7 +96,7 @@ class Runner:
             leave()
         self._end_span(outcome="stopped")
 
-    def train(self) -> Json:
+    def train(self) -> dict[str, object]:
         """Return the report of the next rung; a failure is a report too, with its traceback.
 
         `objective` and `step` are repeated beside it for Tune's schedulers.

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import import_module
 from typing import TypeVar
@@ -29,7 +29,7 @@ from eigensweep.workers.processes.runner import Runner
 from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.code import ForeignCodeError, check_code
 from eigensweep.workers.shared.loading import load_for_good
-from eigensweep.workers.shared.messages import Json, Order
+from eigensweep.workers.shared.messages import Order
 from eigensweep.workers.trial.devices import see_only
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class TrialProcess:
     so nothing that is shared is touched before the first `train`.
     """
 
-    def __init__(self, config: Json) -> None:
+    def __init__(self, config: Mapping[str, object]) -> None:
         """Get ready to train: what is loaded belongs to the process, not to a trial.
 
         If the code here is wrong, the first report says so.
@@ -61,11 +61,11 @@ class TrialProcess:
                     import_module("eigensweep.workers.trial.attempt")
         self._runner = forked or Runner(config, device, node_id, EngineSlot)
 
-    def train_next(self, config: Json) -> Json:
+    def train_next(self, config: Mapping[str, object]) -> dict[str, object]:
         """Take another trial, and return its first report, in one call of the driver's."""
         return _end_with(lambda: self._runner.train_next(config))
 
-    def train(self) -> Json:
+    def train(self) -> dict[str, object]:
         """Return the report of the next rung, as `Runner.train` does."""
         return _end_with(self._runner.train)
 
@@ -75,9 +75,9 @@ class TrialProcess:
 
 
 def _end_with(call: Callable[[], T]) -> T:
-    """Return what a call returns; end this process where the one that trains has ended.
+    """Return what a call returns; exit if the forked trainer has died.
 
-    Ray then tells the driver what it would if both were one: the process of the trial is gone.
+    Ray then reports this actor as lost, as if the training had run in it.
     """
     try:
         return call()

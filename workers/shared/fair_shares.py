@@ -113,8 +113,8 @@ _Row = tuple[float, float, Claimant]
 def share_out(claimants: Sequence[Claimant]) -> dict[str, int]:
     """Return how many trials each experiment may have at once, by its id.
 
-    No experiment gets more than it wants. Nothing stays free that one of them wants and that holds
-    a whole trial of it.
+    No experiment gets more than it wants. The shares are work-conserving: no slot stays idle that a
+    waiting trial fits.
 
     >>> a, b = (Claimant(e, e, 0, 0, Demand(n, {"CPU": 0.25})) for e, n in (("a", 9), ("b", 1)))
     >>> share_out([a, b])

@@ -11,7 +11,7 @@ import re
 import secrets
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from eigensweep.workers.shared.curves import (
     CurvePoint,
@@ -22,7 +22,6 @@ from eigensweep.workers.shared.curves import (
 )
 from eigensweep.workers.shared.durable_files import DamagedError, StoreAwayError
 from eigensweep.workers.shared.ledger import StaleWriteError
-from eigensweep.workers.shared.messages import Json
 
 KEPT: Final = 2
 """Checkpoints kept for each key: the newest, and one to fall back to if the disk damages it."""
@@ -89,7 +88,7 @@ class Head:
         """
         is_whole = has_checksum(content)
         try:
-            found: Json = json.loads(content)
+            found: dict[str, Any] = json.loads(content)
             unknown = {*found} - KNOWN
             unknown |= {name for each in found["checkpoints"] for name in each} - KNOWN_OF_EACH
             has_all = found.keys() >= NEEDED
@@ -109,7 +108,7 @@ class Head:
             raise DamagedError(f"the head {place} is damaged: {error}") from error
 
     @classmethod
-    def _build(cls, found: Json) -> Self:
+    def _build(cls, found: dict[str, Any]) -> Self:
         made = {**found, "checkpoints": tuple(Checkpoint(**each) for each in found["checkpoints"])}
         curve, _ = made.pop("curve", "curve.jsonl"), made.pop("crc32", None)
         if (parts := found.get("parts")) is None:  # an older version's

@@ -16,7 +16,6 @@ from typing import Any, Final, Protocol, cast
 from eigensweep.workers.shared.fair_shares import Allotment, Demand
 from eigensweep.workers.shared.messages import (
     ConfigJson,
-    Json,
     Metrics,
     Notice,
     Params,
@@ -92,7 +91,7 @@ class TrialEntry:
     lineage: tuple[Takeover, ...] = ()
     """What population-based training made of it, by step. Where there is any, `params`, `config`
     and `config_hash` are those that it began with, and its result is not theirs alone."""
-    sampler_state: Json = field(default_factory=dict)
+    sampler_state: dict[str, object] = field(default_factory=dict)
     """What the sampler that drew it noted with it."""
 
     @property
@@ -214,7 +213,7 @@ class TrialLedger(Protocol):
         params: Params,
         config: ConfigJson,
         config_hash: str,
-        sampler_state: Json = NOTHING,
+        sampler_state: dict[str, object] = NOTHING,
     ) -> None:
         """Record a new trial as `waiting`. Opening one that is there already changes nothing.
 

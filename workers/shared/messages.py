@@ -22,9 +22,6 @@ from eigensweep.workers.shared.states import Outcome
 if TYPE_CHECKING:
     from eigensweep.search_spaces.parameters import Scalar
 
-Json = dict[str, Any]
-"""A JSON object whose content is not this package's to know, or is read by one `from_dict`."""
-
 ConfigJson = dict[str, Any]
 """A resolved `TrialConfig` as JSON. It stays JSON here because the class needs torch."""
 
@@ -88,7 +85,7 @@ class Message:
     READ: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
     """What reads the fields whose plain data is not what they are, but for None."""
 
-    def to_dict(self) -> Json:
+    def to_dict(self) -> dict[str, object]:
         return {each.name: _make_plain(getattr(self, each.name)) for each in fields(self)}
 
     @classmethod
@@ -269,7 +266,7 @@ class ReplicateResult(Measures):
     origin: str | None = None
     """Where it was trained, in words, if it was taken up from a file of results; else None."""
 
-    def to_dict(self) -> Json:
+    def to_dict(self) -> dict[str, object]:
         """Return plain data without what is the same for, or summed up over, all replicates."""
         measures = _measures_to_dict(self)
         for name in ("parameters", "baseline", "constraint"):
@@ -311,7 +308,7 @@ class Result(Measures):
         """The 95% confidence interval of each of `statistics`; None for a single replicate."""
         return {name: found.interval for name, found in self.statistics.items()}
 
-    def to_dict(self) -> Json:
+    def to_dict(self) -> dict[str, object]:
         content = _measures_to_dict(self)
         tests = {name: content.pop(name) for name in _TESTS if name in content}
         content |= {
@@ -380,8 +377,8 @@ def _summarize(
 _TESTS = ("best_test", "last_test")
 
 
-def _measures_to_dict(measures: Measures) -> Json:
-    content: Json = {
+def _measures_to_dict(measures: Measures) -> dict[str, object]:
+    content: dict[str, object] = {
         "outcome": measures.outcome,
         "value": measures.value,
         "best_step": measures.best_step,
@@ -402,7 +399,7 @@ def _measures_to_dict(measures: Measures) -> Json:
     return content
 
 
-def _read_measures(content: Mapping[str, Any]) -> Json:
+def _read_measures(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of `Measures`; a number that was not finite when stored is left out."""
     parameters = content.get("parameters")
     return {

@@ -81,7 +81,7 @@ class ObjectFiles:
                 f"run pip install '.[{library.extra}]' in a checkout of Eigensweep"
             ) from error
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name != "_library"}
 
     def read(self, path: str) -> bytes:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.durable_files import StorageError
-from eigensweep.workers.shared.messages import Json
 
 if TYPE_CHECKING:
     from eigensweep.models.analysis.spectra import Spectrum
@@ -20,8 +19,20 @@ if TYPE_CHECKING:
 FOLDER = "spectra"
 
 
-def to_json(spectra: Mapping[str, Spectrum]) -> Json:
-    """Return spectra by name as JSON holds them: eigenvalues are pairs, real part first."""
+class SpectrumJson(TypedDict):
+    """The spectrum of one matrix."""
+
+    eigenvalues: list[list[float]]
+    """Pairs, real part first."""
+    singular_values: list[float]
+
+
+SpectraJson = dict[str, SpectrumJson]
+"""Spectra by the name of the matrix."""
+
+
+def to_json(spectra: Mapping[str, Spectrum]) -> SpectraJson:
+    """Return spectra by name as JSON holds them."""
     return {
         name: {
             "eigenvalues": [[z.real, z.imag] for z in one.eigenvalues.tolist()],
@@ -31,7 +42,7 @@ def to_json(spectra: Mapping[str, Spectrum]) -> Json:
     }
 
 
-def write(store: Store, key: str, attempt: int, step: int, content: Json) -> None:
+def write(store: Store, key: str, attempt: int, step: int, content: SpectraJson) -> None:
     """Keep the spectra of one step of the replicate with this key.
 
     Raises:
@@ -42,7 +53,7 @@ def write(store: Store, key: str, attempt: int, step: int, content: Json) -> Non
     store.kept.write(key, attempt, f"{FOLDER}/{step:09d}.json", content_bytes)
 
 
-def read(store: Store, key: str) -> list[tuple[int, Json]]:
+def read(store: Store, key: str) -> list[tuple[int, SpectraJson]]:
     """Return the step and the spectra of every evaluation that is kept, in order.
 
     Raises:

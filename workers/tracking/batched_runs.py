@@ -15,8 +15,8 @@ from eigensweep.workers.tracking.mlflow_runs import (
     LONGEST_TAG,
     OUTCOME,
     AwayError,
-    Content,
-    RefusedError,
+    MlflowRefusedError,
+    RunContent,
     Runs,
 )
 from eigensweep.workers.tracking.run_writes import PATH, RunWrite, is_kept_by_server, next_request
@@ -65,8 +65,8 @@ class BatchedRuns(Runs):
             write.tags.pop(tag, None)
         self._over.discard(run_id)
 
-    def send(self, run_id: str, content: Content) -> None:
-        if content == Content():
+    def send(self, run_id: str, content: RunContent) -> None:
+        if content == RunContent():
             return
         write = self._write_of(run_id)
         write.params |= {k: str(v)[:LONGEST_PARAM] for k, v in content.params.items()}
@@ -113,7 +113,7 @@ class BatchedRuns(Runs):
             found: dict[str, str] = answer.content["refused"]
             return found
         words = f"status {answer.status}: {answer.content}"
-        raise RefusedError(words) if answer.status in (400, 404) else AwayError(words)
+        raise MlflowRefusedError(words) if answer.status in (400, 404) else AwayError(words)
 
 
 def open_runs(uri: str, project: str, experiment: str) -> Runs:

@@ -1,7 +1,7 @@
 """Runs in MLflow: made once each, found again by their tags. MLflow's client is imported here only.
 
 Every error of MLflow becomes one of two: `AwayError` if the same request may succeed later, and
-`RefusedError` if it never will.
+`MlflowRefusedError` if it never will.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from eigensweep.workers.shared.curves import CurvePoint
-from eigensweep.workers.shared.messages import Json
 from eigensweep.workers.tracking.run_writes import PATH, is_kept_by_server
 
 if TYPE_CHECKING:
@@ -88,20 +87,20 @@ class AwayError(RuntimeError):
     """MLflow does not answer, or not now."""
 
 
-class RefusedError(RuntimeError):
+class MlflowRefusedError(RuntimeError):
     """MLflow will never take this: the run was deleted, or a value is not allowed."""
 
 
 @dataclass
-class Content:
+class RunContent:
     """What is to be sent to one run."""
 
     points: list[CurvePoint] = field(default_factory=list)
-    params: Json = field(default_factory=dict)
+    params: dict[str, object] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
 
 
-class Answer(NamedTuple):
+class MlflowAnswer(NamedTuple):
     """A server's answer to a request of ours: its status, and the JSON or the words of its body."""
 
     status: int
@@ -223,7 +222,7 @@ class Runs:
         _ask(lambda: self._client.update_run(run_id, "RUNNING"))
         self._over.discard(run_id)
         for tag in (OUTCOME, ERROR):
-            with suppress(RefusedError):  # it has no such tag
+            with suppress(MlflowRefusedError):  # it has no such tag
                 _ask(partial(self._client.delete_tag, run_id, tag))
 
     def is_over(self, run_id: str) -> bool:
@@ -267,7 +266,7 @@ class Runs:
         """Return when a run began, in milliseconds: a timestamp that never changes."""
         return self._start_times[run_id]
 
-    def send(self, run_id: str, content: Content) -> None:
+    def send(self, run_id: str, content: RunContent) -> None:
         """Send a content in as few requests as MLflow allows."""
         from mlflow.entities import Metric, Param, RunTag
 
@@ -314,14 +313,14 @@ class Runs:
         if self.is_ours():
             place = _ask(partial(self._client.get_run, run_id)).info.artifact_uri
             if not is_kept_by_server(place):
-                raise RefusedError(ELSEWHERE)
+                raise MlflowRefusedError(ELSEWHERE)
         _ask(send)
 
     def _keep_if_possible(self, request: Callable[[], None], name: str) -> None:
         """Send an artifact; if it is refused, go on, as the curves matter more."""
         try:
             _ask(request)
-        except RefusedError as error:
+        except MlflowRefusedError as error:
             logger.warning("artifact not kept name=%s error=%s", name, error)
             self.refused[name] = str(error)
 
@@ -340,7 +339,7 @@ class Runs:
         self._remember(run)
         return run.info.run_id
 
-    def _post(self, path: str, content: Json) -> Answer:
+    def _post(self, path: str, content: Mapping[str, object]) -> MlflowAnswer:
         """Send a request that MLflow's client does not know, as that client sends its own."""
         from mlflow.utils import credentials, rest_utils
 
@@ -351,9 +350,9 @@ class Runs:
         body = json.dumps(content)
         answer = _ask(lambda: request(server, path, "POST", extra_headers=headers, data=body))
         try:
-            return Answer(answer.status_code, answer.json())
+            return MlflowAnswer(answer.status_code, answer.json())
         except ValueError:
-            return Answer(answer.status_code, answer.text[:LONGEST_PARAM])
+            return MlflowAnswer(answer.status_code, answer.text[:LONGEST_PARAM])
 
     def _log_batch(self, run_id: str, metrics: Any, params: Any, tags: Any) -> None:
         _ask(lambda: self._client.log_batch(run_id, metrics, params, tags, synchronous=True))
@@ -385,7 +384,7 @@ class Runs:
                 return _ask(
                     lambda: self._client.create_experiment(self._project, tags=EXPERIMENT_TAGS)
                 )
-            except RefusedError:
+            except MlflowRefusedError:
                 # Another driver may have made it in the meantime.
                 found = _ask(lambda: self._client.get_experiment_by_name(self._project))
                 if found is None:
@@ -425,13 +424,13 @@ def _read_key(tags: Mapping[str, str]) -> tuple[int | None, int | None] | None:
         return None
 
 
-def flatten(tree: Mapping[str, Any], path: str = "") -> Json:
+def flatten(tree: Mapping[str, Any], path: str = "") -> dict[str, object]:
     """Return a tree of mappings as dotted paths to values; what is None is left out.
 
     >>> flatten({"model": {"hidden_size": 8, "parameters": None}, "seed": 0})
     {'model.hidden_size': 8, 'seed': 0}
     """
-    flat: Json = {}
+    flat: dict[str, object] = {}
     for name, value in tree.items():
         if isinstance(value, Mapping):
             flat |= flatten(value, f"{path}{name}.")
@@ -447,13 +446,13 @@ def _ask(request: Callable[[], T]) -> T:
     try:
         return request()
     except MlflowException as error:
-        kind = AwayError if error.error_code in TRANSIENT else RefusedError
+        kind = AwayError if error.error_code in TRANSIENT else MlflowRefusedError
         raise kind(str(error)) from error
     except FORBIDDEN as error:
-        raise RefusedError(str(error)) from error
+        raise MlflowRefusedError(str(error)) from error
     except OSError as error:  # which the errors of `requests` are
         raise AwayError(str(error)) from error
     except Exception as error:
         if NO_KEYS.isdisjoint(kind.__name__ for kind in type(error).__mro__):
             raise
-        raise RefusedError(f"no keys for where artifacts are kept: {error}") from error
+        raise MlflowRefusedError(f"no keys for where artifacts are kept: {error}") from error

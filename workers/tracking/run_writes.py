@@ -10,8 +10,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
-from eigensweep.workers.shared.messages import Json
-
 PATH: Final = "/api/2.0/eigensweep/runs"
 """Where a server of ours takes the request: `POST {"project": ID, "runs": [...]}`.
 
@@ -65,7 +63,7 @@ class RunWrite:
         points = [(name, value, time, step) for name, value, time, step in content["points"]]
         return cls(**{**content, "points": points})
 
-    def to_dict(self) -> Json:
+    def to_dict(self) -> dict[str, object]:
         return dict(vars(self))
 
     def cut(self, points: int) -> RunWrite:

@@ -17,7 +17,7 @@ from eigensweep.search_spaces.labels import format_value, shorten_paths
 from eigensweep.search_spaces.sections import Arm
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.shared.code import own_code
-from eigensweep.workers.shared.messages import ConfigJson, Json, Params
+from eigensweep.workers.shared.messages import ConfigJson, Params
 from eigensweep.workers.tracking.mlflow_runs import flatten
 from eigensweep.workers.tracking.run_writes import MLFLOW_USER
 
@@ -48,9 +48,9 @@ class Subject:
     """Whether there is a race, so that trials which have ended may go on."""
     axes: dict[str, tuple[str, ...]]
     """What the search varies in each arm: dotted paths, in the order of the spec."""
-    settings: dict[str, Json]
+    settings: dict[str, dict[str, object]]
     """What each arm sets for itself, by dotted path."""
-    constants: Json
+    constants: dict[str, object]
     """What the spec sets for all arms, by dotted path."""
 
     @cached_property
@@ -70,7 +70,7 @@ class Subject:
         chosen = (f"{self._labels.get(p, p)}={format_value(v)}" for p, v in params.items())
         return " ".join([str(number), arm, *chosen])
 
-    def describe(self, arm: str, params: Params, config: ConfigJson) -> Json:
+    def describe(self, arm: str, params: Params, config: ConfigJson) -> dict[str, object]:
         """Return what a trial's run shows as its own parameters, by dotted path.
 
         Where a budget of free parameters is given, the size that follows from it is one of them.
@@ -121,13 +121,13 @@ SHARED = (
 """The parts of a spec that all arms share."""
 
 
-def _constants(spec: ExperimentSpec) -> Json:
+def _constants(spec: ExperimentSpec) -> dict[str, object]:
     shared = spec.model_dump(mode="json", include=set(SHARED), exclude_unset=True)
     shared.get("search", {}).pop("space", None)
     return flatten(shared)
 
 
-def _settings(arm: Arm) -> Json:
+def _settings(arm: Arm) -> dict[str, object]:
     own = {"model", "optimizer"}
     return flatten(arm.model_dump(mode="json", include=own, exclude_unset=True))
 

@@ -37,8 +37,8 @@ from eigensweep.workers.tracking.mlflow_runs import (
     LONGEST_PARAM,
     OUTCOME,
     AwayError,
-    Content,
-    RefusedError,
+    MlflowRefusedError,
+    RunContent,
     Runs,
 )
 from eigensweep.workers.tracking.subject import Subject
@@ -291,7 +291,7 @@ class Tracker:
             if end is None:
                 return False
             self._end_experiment(runs, parent, end)
-        except RefusedError as error:
+        except MlflowRefusedError as error:
             logger.error("MLflow refuses the experiment, given up: %s", error)
             self._refused["the experiment"] = str(error)
             if end is None:
@@ -329,7 +329,7 @@ class Tracker:
             for path, value in constants.items()
             if path in known and known[path] != str(value)[:LONGEST_PARAM]
         }
-        content = Content(params={k: v for k, v in constants.items() if k not in known})
+        content = RunContent(params={k: v for k, v in constants.items() if k not in known})
         if extended:
             words = (f"{path}: {change}" for path, change in extended.items())
             content.tags["eigensweep.extended"] = "; ".join(words)
@@ -356,18 +356,18 @@ class Tracker:
             held = self._held.get(entry.number)
             for line in held.lines if held else ():
                 if line.run_id in refused:
-                    problem = problem or RefusedError(refused[line.run_id])
-            if isinstance(problem, RefusedError):
+                    problem = problem or MlflowRefusedError(refused[line.run_id])
+            if isinstance(problem, MlflowRefusedError):
                 with logs.about(self._subject.id, entry.number):
                     logger.error("MLflow refuses trial %d, given up: %s", entry.number, problem)
                 self._refused.setdefault("some trials", f"trial {entry.number}: {problem}")
             elif problem is None:
                 taken.append(entry)
-            if isinstance(problem, RefusedError) or (not problem and entry.is_over):
+            if isinstance(problem, MlflowRefusedError) or (not problem and entry.is_over):
                 whole.append(entry)
         self._record(runs, taken, whole)
         for problem in problems:
-            if problem is not None and not isinstance(problem, RefusedError | DamagedError):
+            if problem is not None and not isinstance(problem, MlflowRefusedError | DamagedError):
                 raise problem
 
     def _try_trial(self, runs: Runs, parent: str, entry: TrialEntry) -> Exception | None:
@@ -375,7 +375,7 @@ class Tracker:
         try:
             with logs.about(self._subject.id, entry.number):
                 self._trial(runs, parent, entry)
-        except (AwayError, RefusedError, StorageError) as problem:
+        except (AwayError, MlflowRefusedError, StorageError) as problem:
             return problem
         return None
 
@@ -414,7 +414,7 @@ class Tracker:
             mean = _Mean(self._shared_seeds(entry))
             held = self._held[entry.number] = _Held(self._lines(runs, parent, entry), mean)
         for line in reversed(held.lines):  # the replicates first, as the trial has their mean
-            content = Content()
+            content = RunContent()
             if held.attempt == 0 and line is held.lines[0]:
                 content.params = self._subject.describe(entry.arm, entry.params, entry.config)
             if held.attempt != entry.attempt:
@@ -448,7 +448,7 @@ class Tracker:
         first, count = entry.config["seed"], entry.config["replicates"]
         for seed, run_id in runs.list_seeds(entry.number).items():
             if seed not in range(first, first + count):
-                runs.send(run_id, Content(tags={OUTCOME: outcome}))
+                runs.send(run_id, RunContent(tags={OUTCOME: outcome}))
                 runs.end(run_id, STATUS[outcome])
 
     def _fresh(self, held: _Held, line: _Line, entry: TrialEntry) -> list[CurvePoint]:
@@ -504,7 +504,7 @@ class Tracker:
     def _end_experiment(self, runs: Runs, parent: str, end: _End) -> None:
         """Close the experiment's own run; then have the plots drawn, and give them to it."""
         if not end.is_closed:
-            content = Content(tags={OUTCOME: end.state})
+            content = RunContent(tags={OUTCOME: end.state})
             if end.error is not None:
                 content.tags[ERROR] = end.error
             if end.best is not None:
@@ -547,11 +547,11 @@ def _flush_experiment(runs: Runs) -> None:
         RefusedError: if MLflow will not take it.
     """
     for words in runs.flush().values():
-        raise RefusedError(words)
+        raise MlflowRefusedError(words)
 
 
 def _add_end(
-    content: Content, entry: TrialEntry, line: _Line, timestamp_ms: int, added: int
+    content: RunContent, entry: TrialEntry, line: _Line, timestamp_ms: int, added: int
 ) -> None:
     """Add how a trial ended, and its result or that of the replicate whose run this is.
 
@@ -584,7 +584,7 @@ def _add_end(
     _add_measures(content, measures, timestamp_ms)
 
 
-def _add_measures(content: Content, result: Measures | None, timestamp_ms: int) -> None:
+def _add_measures(content: RunContent, result: Measures | None, timestamp_ms: int) -> None:
     """Add a result's finite numbers, at a timestamp that is the same whenever they are sent."""
     if result is None:
         return

@@ -13,7 +13,6 @@ import zlib
 from collections.abc import Sequence
 
 from eigensweep.results.ranking import OBJECTIVE
-from eigensweep.workers.shared.messages import Json
 from eigensweep.workers.tracking.mlflow_runs import LONGEST_TAG
 from eigensweep.workers.tracking.subject import Subject
 
@@ -52,7 +51,7 @@ def make_view(subject: Subject) -> str:
     return "deflate;" + base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
-def _charts(subject: Subject) -> list[Json]:
+def _charts(subject: Subject) -> list[dict[str, object]]:
     curves = f"valid/{subject.metric}"
     charts = [
         _chart("LINE", curves, metricKey=curves, selectedMetricKeys=[curves])
@@ -68,17 +67,17 @@ def _charts(subject: Subject) -> list[Json]:
     return charts
 
 
-def _parallel(name: str, paths: Sequence[str]) -> Json:
+def _parallel(name: str, paths: Sequence[str]) -> dict[str, object]:
     chosen = {"selectedParams": list(paths), "selectedMetrics": [OBJECTIVE]}
     return _chart("PARALLEL", name, **chosen, showAllRuns=True)
 
 
-def _chart(kind: str, name: str, **fields: object) -> Json:
+def _chart(kind: str, name: str, **fields: object) -> dict[str, object]:
     known = {"deleted": False, "isGenerated": False, "metricSectionId": "sweep"}
     own = {"uuid": f"{kind}-{name}", "type": kind, "displayName": name}
     return {**known, **own, "runsCountToCompare": MOST_RUNS, **fields}
 
 
-def _section(uuid: str, name: str, *, display: bool = True, columns: int = 3) -> Json:
+def _section(uuid: str, name: str, *, display: bool = True, columns: int = 3) -> dict[str, object]:
     shape = {"display": display, "columns": columns, "isReordered": True}
     return {"uuid": uuid, "name": name, "deleted": False, "isGenerated": False, **shape}

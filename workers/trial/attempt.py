@@ -29,7 +29,6 @@ from eigensweep.workers.shared.ledger import PAUSED
 from eigensweep.workers.shared.marks import cancel_mark, leave_mark, pause_mark
 from eigensweep.workers.shared.messages import (
     End,
-    Json,
     Metrics,
     Order,
     ReplicateResult,
@@ -37,6 +36,7 @@ from eigensweep.workers.shared.messages import (
     Result,
 )
 from eigensweep.workers.shared.results import split_seeds, summarise
+from eigensweep.workers.shared.spectrum_files import SpectraJson
 from eigensweep.workers.trial.corpora import find_data_root
 from eigensweep.workers.trial.selection import ReportedTests
 from eigensweep.workers.trial.training import Training, set_up_thread
@@ -211,7 +211,7 @@ class Commit:
     step: int
     state: StateDict
     points: list[CurvePoint]
-    spectra: list[tuple[int, Json]]
+    spectra: list[tuple[int, SpectraJson]]
 
 
 class Replicate:

@@ -1,8 +1,8 @@
 """PyTorch's optimizers without its compiler, which nothing here uses.
 
-They ask the compiler to leave them alone, and load it for that: two seconds of a process's start,
-and some of its memory. The update rules are PyTorch's own. If a later version does this otherwise,
-the compiler is loaded, and nothing else changes.
+PyTorch's optimizers import its compiler only to opt out of it, which takes two seconds of a
+process's start, and memory. The update rules here are PyTorch's own. If a later version imports the
+compiler in another way, it is loaded again, and nothing else changes.
 """
 
 from __future__ import annotations

@@ -30,13 +30,13 @@ from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.kept_files import StateDict
 from eigensweep.workers.shared.messages import (
     End,
-    Json,
     Metrics,
     ParameterCount,
     ReplicateResult,
     Result,
 )
 from eigensweep.workers.shared.results import join_codes, split_seeds, summarise
+from eigensweep.workers.shared.spectrum_files import SpectraJson
 from eigensweep.workers.trial.evaluation import carry_into, detach, evaluate, keep_finite
 from eigensweep.workers.trial.memory import keep_freed_memory
 from eigensweep.workers.trial.optimizers import Optimizers
@@ -61,7 +61,7 @@ class Evaluation:
     """Returns a copy of the weights that were evaluated."""
     test: Metrics | None = None
     """The scores on the test data, finite numbers only, where each evaluation takes them."""
-    spectra: Json | None = None
+    spectra: SpectraJson | None = None
     """The spectra of the recurrent matrix, where they are kept."""
 
 
@@ -136,7 +136,7 @@ class Training:
         self._constraint: Metrics = {}
         self._test: Metrics = {}
         self._points: list[CurvePoint] = []
-        self._spectra: list[tuple[int, Json]] = []
+        self._spectra: list[tuple[int, SpectraJson]] = []
         self._last_point = -1
         self._means: Metrics = {}
         """What the curve shows of the last steps, until their evaluation is seen."""
@@ -193,7 +193,7 @@ class Training:
         points, self._points = self._points, []
         return points
 
-    def drain_spectra(self) -> list[tuple[int, Json]]:
+    def drain_spectra(self) -> list[tuple[int, SpectraJson]]:
         """Return the spectra kept since the last call, by step, and forget them."""
         spectra, self._spectra = self._spectra, []
         return spectra
@@ -464,7 +464,7 @@ class Training:
             report = self.model.constraint_report()
         return keep_finite({name: value.item() for name, value in report.items()})
 
-    def spectra(self) -> Json | None:
+    def spectra(self) -> SpectraJson | None:
         """Return the spectra of the recurrent matrix, if the config asks for them."""
         if self.config.training.spectra:
             with suppress(ValueError):  # a gated model has no spectrum

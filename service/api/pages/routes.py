@@ -57,7 +57,7 @@ from eigensweep.service.api.schemas import Asked, Metric, TrialNow, TrialSummary
 from eigensweep.service.record.errors import ReproductionNotFoundError
 from eigensweep.service.record.overviews import list_arms, list_lineages
 from eigensweep.service.record.reproductions import OPEN
-from eigensweep.workers.shared.messages import Json
+from eigensweep.workers.shared.messages import SpecJson
 from eigensweep.workers.shared.states import (
     ACTIONS,
     ENDED,
@@ -412,7 +412,7 @@ def _find_ahead(metric: Metric, shown: Sequence[TrialSummary]) -> TrialSummary |
     )
 
 
-def _write_yaml(spec: Json) -> str:
+def _write_yaml(spec: SpecJson) -> str:
     return str(yaml.dump(spec, Dumper=DUMPER, sort_keys=False, allow_unicode=True, width=88))
 
 

@@ -14,7 +14,7 @@ from eigensweep.service.api.callers import ADMIN, AsOperator, Reader, tell_audit
 from eigensweep.service.api.errors import answer_errors, describe_errors
 from eigensweep.service.api.paging import cut, decode
 from eigensweep.service.api.parts import TheService
-from eigensweep.service.api.schemas import Answer, Asked, Page, PageAsked, UsageNow
+from eigensweep.service.api.schemas import AnswerModel, Asked, Page, PageAsked, UsageNow
 from eigensweep.service.api.written import ServiceRoute
 from eigensweep.service.record.accounts import (
     NAME,
@@ -62,7 +62,7 @@ def create_accounts_app(settings: Settings, command: str) -> FastAPI:
     return app
 
 
-class Me(Answer):
+class Me(AnswerModel):
     """Who sends the request."""
 
     user: str = Field(description="`operator` is who runs the service")
@@ -91,13 +91,13 @@ class TokenRequest(PlainNumbers):
     )
 
 
-class Users(Answer):
+class Users(AnswerModel):
     """All users."""
 
     items: list[UserNow]
 
 
-class Tokens(Answer):
+class Tokens(AnswerModel):
     """All tokens, without their secrets."""
 
     items: list[TokenNow]
@@ -110,7 +110,7 @@ class UserUsageNow(UsageNow):
     experiments: int
 
 
-class UsageByUser(Answer):
+class UsageByUser(AnswerModel):
     """What each user has used."""
 
     items: list[UserUsageNow]

@@ -19,7 +19,7 @@ from eigensweep.service.api.errors import NotInCatalogueError, describe_errors
 from eigensweep.service.api.paging import cut, decode
 from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.api.routes.catalogue import JsonSchema, Listing, Name, describe
-from eigensweep.service.api.schemas import Answer, Page, PageAsked
+from eigensweep.service.api.schemas import AnswerModel, Page, PageAsked
 from eigensweep.service.api.written import DescribedRoute, ServiceRoute
 from eigensweep.service.record.analyses import AnalysisRecord, AnalysisState, OptionsJson
 from eigensweep.service.record.analysis_requests import AnalysisRequest, complete_request
@@ -39,7 +39,7 @@ FILES: Final = {
 }
 
 
-class AnalysisLinks(Answer):
+class AnalysisLinks(AnswerModel):
     """Paths and addresses of an analysis."""
 
     self: str
@@ -49,7 +49,7 @@ class AnalysisLinks(Answer):
     )
 
 
-class AnalysisNow(Answer):
+class AnalysisNow(AnswerModel):
     """An analysis: its request, and its state."""
 
     id: str = Field(description="The digest of the request: the same request has the same id")
@@ -74,7 +74,7 @@ class AnalysisKindListing(Listing):
     of: Kind = Field(description="What it examines: a trial, an experiment, or matrices of its own")
 
 
-class AnalysisKinds(Answer):
+class AnalysisKinds(AnswerModel):
     """All kinds of analyses."""
 
     items: list[AnalysisKindListing]

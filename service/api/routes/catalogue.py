@@ -19,21 +19,21 @@ from eigensweep.registry import Registry
 from eigensweep.search_spaces.presets import load_preset, preset_names
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.errors import NotInCatalogueError
-from eigensweep.service.api.schemas import Answer, Metric
+from eigensweep.service.api.schemas import AnswerModel, Metric
 from eigensweep.service.api.written import DescribedRoute
 from eigensweep.tasks import TASKS
 from eigensweep.tasks.base import Task, TaskConfig
-from eigensweep.workers.shared.messages import Json
+from eigensweep.workers.shared.messages import SpecJson
 
 router = APIRouter(tags=["catalogue"], route_class=DescribedRoute)
 
 Name = Annotated[str, Path(max_length=200)]
 
-JsonSchema = dict[str, Any]
+JsonSchema = dict[str, object]
 """A JSON Schema, as pydantic writes it."""
 
 
-class Listing(Answer):
+class Listing(AnswerModel):
     """A model, task or preset in a list."""
 
     name: str
@@ -49,28 +49,28 @@ class TaskListing(Listing):
     )
 
 
-class LeftOut(Answer):
+class LeftOut(AnswerModel):
     """An entry point of an installed package that could not be used."""
 
     entry_point: str = Field(examples=["lab_rnn = lab.models:LabRNN (lab 1.0)"])
     reason: str = Field(examples=["ModuleNotFoundError: No module named 'lab.cells'"])
 
 
-class Models(Answer):
+class Models(AnswerModel):
     """All models, those of installed packages among them."""
 
     items: list[Listing]
     left_out: list[LeftOut] = Field(description="Entry points that could not be used")
 
 
-class Tasks(Answer):
+class Tasks(AnswerModel):
     """All tasks, those of installed packages among them."""
 
     items: list[TaskListing]
     left_out: list[LeftOut] = Field(description="Entry points that could not be used")
 
 
-class Presets(Answer):
+class Presets(AnswerModel):
     """All presets."""
 
     items: list[Listing]
@@ -106,8 +106,8 @@ class TaskEntry(TaskListing):
 class PresetEntry(Listing):
     """A preset in full."""
 
-    spec: Json = Field(description="An ExperimentSpec, ready to be posted")
-    published: list[Json] = Field(description="The paper's own numbers")
+    spec: SpecJson = Field(description="An ExperimentSpec, ready to be posted")
+    published: list[dict[str, object]] = Field(description="The paper's own numbers")
 
 
 @router.get("/models", summary="List models")

@@ -10,10 +10,10 @@ from fastapi import APIRouter
 from pydantic import Field
 
 from eigensweep.service.api.parts import Service, TheService
-from eigensweep.service.api.schemas import Answer, read_place
+from eigensweep.service.api.schemas import AnswerModel, read_place
 from eigensweep.service.api.written import DescribedRoute
 from eigensweep.service.record.activity import Use, read_activity
-from eigensweep.service.record.tables import Experiment
+from eigensweep.service.record.tables import ExperimentRow
 from eigensweep.workers.cluster.drivers import DRIVER_BYTES
 from eigensweep.workers.cluster.nodes import Node
 from eigensweep.workers.shared.fair_shares import Demand
@@ -29,7 +29,7 @@ ALL_WAITING = "/v1/experiments?state=queued&state=paused&sort=created_at"
 """Where all of them are listed."""
 
 
-class AmountsNow(Answer):
+class AmountsNow(AnswerModel):
     """What a node has of each resource."""
 
     cpus: float
@@ -37,7 +37,7 @@ class AmountsNow(Answer):
     memory_bytes: int = Field(validation_alias="memory")
 
 
-class NodeNow(Answer):
+class NodeNow(AnswerModel):
     """A node of the cluster."""
 
     id: str = Field(description="As Ray names it")
@@ -46,7 +46,9 @@ class NodeNow(Answer):
     alive: bool
     answers: bool = Field(description="Whether Ray's process there answered at the last look")
     drains: bool = Field(description="Whether its machine will go; no trial begins there")
-    drains_until: datetime | None = Field(description="When it will go, where that is known")
+    drains_until: datetime | None = Field(
+        description="When its machine will be taken away, if known"
+    )
     gone_at: datetime | None = Field(
         description="When Ray counted it as gone; an hour later it is not listed any more"
     )
@@ -56,18 +58,18 @@ class NodeNow(Answer):
     accelerator_type: str | None = Field(description="Kind of its GPUs")
 
 
-class EngineNow(Answer):
+class EngineNow(AnswerModel):
     """A process that trains many trials side by side."""
 
     node: str | None = Field(description="Name of its machine")
     pid: int
     device: str | None
     lanes: int
-    used: int = Field(description="Lanes that trainings have now, as far as trials have reported")
+    used: int = Field(description="Lanes in use, as trials have reported")
     trials: int = Field(description="Trials aboard, those that wait for a lane included")
 
 
-class UseNow(Answer):
+class UseNow(AnswerModel):
     """A trial that has a process."""
 
     experiment: str
@@ -83,7 +85,7 @@ class UseNow(Answer):
     page: str
 
 
-class WaitNow(Answer):
+class WaitNow(AnswerModel):
     """An experiment that waits, as a whole or with some of its trials."""
 
     experiment: str
@@ -96,7 +98,7 @@ class WaitNow(Answer):
     page: str
 
 
-class DriverNow(Answer):
+class DriverNow(AnswerModel):
     """A process that drives an experiment."""
 
     pid: int | None = Field(description="null: it has not said yet which process it is")
@@ -106,7 +108,7 @@ class DriverNow(Answer):
     experiments: list[str] = Field(description="One id")
 
 
-class DriversNow(Answer):
+class DriversNow(AnswerModel):
     """The processes that drive experiments, on the service's machine. They reserve no CPU.
 
     Their memory is taken off what trials have on a Ray that the service starts. The node of an
@@ -120,8 +122,8 @@ class DriversNow(Answer):
     )
     processes: list[DriverNow] = Field(description="One for each experiment that runs")
     memory_bytes: int = Field(
-        description="How much main memory the drivers that run hold, as they say themselves; of "
-        "one that has not said it yet, what is kept for it"
+        description="Main memory that the running drivers hold, as they report; for a driver "
+        "without a report, what is reserved for it"
     )
     kept_bytes: int = Field(
         description="How much main memory is kept for as many drivers as may run at once, those "
@@ -129,10 +131,10 @@ class DriversNow(Answer):
     )
 
 
-class LeaderNow(Answer):
+class LeaderNow(AnswerModel):
     """The service that drives experiments, of those that share the database."""
 
-    here: bool = Field(description="Whether it is the one that answers")
+    here: bool = Field(description="Whether this service is the one that answers")
     host: str
     pid: int
     address: str
@@ -141,7 +143,7 @@ class LeaderNow(Answer):
     words: str
 
 
-class ClusterNow(Answer):
+class ClusterNow(AnswerModel):
     """The cluster as it is now."""
 
     leader: LeaderNow | None = Field(description="null: it is not known")
@@ -199,7 +201,7 @@ def get_cluster(service: TheService) -> ClusterNow:
     )
 
 
-def _describe_drivers(service: Service, driven: Sequence[Experiment]) -> DriversNow:
+def _describe_drivers(service: Service, driven: Sequence[ExperimentRow]) -> DriversNow:
     processes = [_describe_driver(row) for row in driven]
     return DriversNow(
         running=len(driven),
@@ -210,7 +212,7 @@ def _describe_drivers(service: Service, driven: Sequence[Experiment]) -> Drivers
     )
 
 
-def _describe_driver(row: Experiment) -> DriverNow:
+def _describe_driver(row: ExperimentRow) -> DriverNow:
     demand = Demand.from_dict(row.wants or {"trials": 0})
     memory = demand.driver_bytes or DRIVER_BYTES
     return DriverNow(pid=demand.driver_pid or None, memory_bytes=memory, experiments=[row.id])
@@ -252,7 +254,7 @@ def _find_engines(uses: Iterable[Use]) -> list[EngineNow]:
     ]
 
 
-def _explain(service: Service, row: Experiment, waiting: int, driven: int) -> str | None:
+def _explain(service: Service, row: ExperimentRow, waiting: int, driven: int) -> str | None:
     """Return why an experiment, or some of its trials, wait; None if nothing does.
 
     `driven` experiments have a driver now.

@@ -33,7 +33,7 @@ from eigensweep.service.api.parts import (
     TheSettings,
 )
 from eigensweep.service.api.schemas import (
-    Answer,
+    AnswerModel,
     Asked,
     ExperimentNow,
     ExperimentSummary,
@@ -413,7 +413,7 @@ class BulkRequest(Asked):
     confirm: bool = Field(False, strict=True, description="Has to be true for `delete`")
 
 
-class BulkItem(Answer):
+class BulkItem(AnswerModel):
     """What became of one of them."""
 
     id: str
@@ -421,7 +421,7 @@ class BulkItem(Answer):
     problem: str | None = Field(description="Why it was refused; null if it was not")
 
 
-class BulkAnswer(Answer):
+class BulkAnswer(AnswerModel):
     """What became of each experiment."""
 
     items: list[BulkItem]

@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from eigensweep.models import MODELS
 from eigensweep.service.api.parts import Service
-from eigensweep.service.api.schemas import Answer
+from eigensweep.service.api.schemas import AnswerModel
 from eigensweep.service.record.database import find_damage
 from eigensweep.tasks import TASKS
 from eigensweep.workers.shared.disk_space import explain_low, explain_unwritable, find_low
@@ -28,13 +28,13 @@ LONGEST_SECONDS = 15.0
 LATE = "a disk or the database has not answered for 15 s"
 
 
-class Alive(Answer):
+class Alive(AnswerModel):
     """The process answers."""
 
     status: Literal["alive"] = "alive"
 
 
-class Check(Answer):
+class Check(AnswerModel):
     """One thing that the service needs."""
 
     ready: bool
@@ -42,7 +42,7 @@ class Check(Answer):
     url: str | None = None
 
 
-class Readiness(Answer):
+class Readiness(AnswerModel):
     """Everything that the service needs, by name."""
 
     ready: bool

@@ -9,21 +9,21 @@ from eigensweep.results.importance import EVALUATOR, Importance, measure_importa
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.parts import TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
-from eigensweep.service.api.schemas import Answer, Metric
+from eigensweep.service.api.schemas import AnswerModel, Metric
 from eigensweep.service.api.written import DescribedRoute
 from eigensweep.service.record.overviews import list_arms, list_finished
 
 router = APIRouter(tags=["overviews"], route_class=DescribedRoute)
 
 
-class ArmImportance(Answer):
+class ArmImportance(AnswerModel):
     """The parameters of one arm, the most important first."""
 
     arm: str
     parameters: list[Importance]
 
 
-class ImportanceNow(Answer):
+class ImportanceNow(AnswerModel):
     """Importance within each arm."""
 
     metric: Metric

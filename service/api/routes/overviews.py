@@ -25,7 +25,7 @@ from eigensweep.search_spaces.sections import PublishedNumber
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
-from eigensweep.service.api.schemas import Answer
+from eigensweep.service.api.schemas import AnswerModel
 from eigensweep.service.api.written import DescribedRoute
 from eigensweep.service.record.errors import WeightsNotFoundError
 from eigensweep.service.record.overviews import (
@@ -35,7 +35,7 @@ from eigensweep.service.record.overviews import (
     list_points,
     list_reports,
 )
-from eigensweep.service.record.tables import Experiment, Report, Trial
+from eigensweep.service.record.tables import ExperimentRow, ReportRow, TrialRow
 from eigensweep.workers.shared.checkpoints import Store, trial_key
 from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.kept_files import BEST
@@ -59,7 +59,7 @@ class Which(StrEnum):
 TrialNumber = Annotated[int, Path(ge=0, le=2**31 - 1)]
 
 
-class ArmNow(Answer):
+class ArmNow(AnswerModel):
     """An arm: how its trials ended, and its best trial, summed up over the trial's seeds."""
 
     name: str
@@ -78,13 +78,13 @@ class ArmNow(Answer):
     test: dict[str, Summary] = Field(description="Test metrics at the best step")
 
 
-class Arms(Answer):
+class Arms(AnswerModel):
     """All arms that have trials."""
 
     items: list[ArmNow]
 
 
-class PublishedNow(Answer):
+class PublishedNow(AnswerModel):
     """A number of the paper beside the measured one."""
 
     metric: str
@@ -103,13 +103,13 @@ class PublishedNow(Answer):
     reason: str | None = Field(description="Why nothing stands beside it; null if something does")
 
 
-class PublishedNumbers(Answer):
+class PublishedNumbers(AnswerModel):
     """The paper's numbers, as the spec gives them."""
 
     items: list[PublishedNow]
 
 
-class CurveNow(Answer):
+class CurveNow(AnswerModel):
     """The curve of one trial: at each step the mean over its seeds, and the 95% interval."""
 
     number: int
@@ -124,7 +124,7 @@ class CurveNow(Answer):
     high: list[float | None]
 
 
-class Curves(Answer):
+class Curves(AnswerModel):
     """Learning curves of the best trials of each arm, and of trials that train now."""
 
     metric: str
@@ -133,7 +133,7 @@ class Curves(Answer):
     items: list[CurveNow]
 
 
-class SeedCurve(Answer):
+class SeedCurve(AnswerModel):
     """The curve of one metric in one replicate."""
 
     seed: int
@@ -142,13 +142,13 @@ class SeedCurve(Answer):
     values: list[float]
 
 
-class TrialCurves(Answer):
+class TrialCurves(AnswerModel):
     """All that was logged of a trial's training, thinned out."""
 
     items: list[SeedCurve]
 
 
-class CheckpointNow(Answer):
+class CheckpointNow(AnswerModel):
     """A checkpoint in the store."""
 
     seed: int
@@ -157,13 +157,13 @@ class CheckpointNow(Answer):
     place: str = Field(description="Its path below the folder of checkpoints and curves")
 
 
-class Checkpoints(Answer):
+class Checkpoints(AnswerModel):
     """The checkpoints of a trial, the newest of each seed first."""
 
     items: list[CheckpointNow]
 
 
-class PointNow(Answer):
+class PointNow(AnswerModel):
     """A trial as a point of its arm's space."""
 
     number: int
@@ -173,7 +173,7 @@ class PointNow(Answer):
     params: dict[str, Scalar]
 
 
-class Points(Answer):
+class Points(AnswerModel):
     """Trials that ended with a value."""
 
     count: int = Field(description="How many there are; `items` may hold fewer")
@@ -352,12 +352,12 @@ def _read(service: Service, file: IO[bytes]) -> Iterator[bytes]:
             yield piece
 
 
-def make_arms(experiment: Experiment, arms: Sequence[ArmRecord]) -> Arms:
+def make_arms(experiment: ExperimentRow, arms: Sequence[ArmRecord]) -> Arms:
     """Return the answer on an experiment's arms."""
     return Arms(items=[_make_arm(experiment, arm) for arm in arms])
 
 
-def make_published(experiment: Experiment, arms: Sequence[ArmRecord]) -> PublishedNumbers:
+def make_published(experiment: ExperimentRow, arms: Sequence[ArmRecord]) -> PublishedNumbers:
     """Return the answer on the paper's numbers that an experiment's spec gives."""
     best = {arm.name: arm.best for arm in arms}
     spec = ExperimentSpec.from_stored(experiment.spec)
@@ -387,7 +387,7 @@ def _find_differences(spec: ExperimentSpec) -> str:
     )
 
 
-def _make_arm(experiment: Experiment, arm: ArmRecord) -> ArmNow:
+def _make_arm(experiment: ExperimentRow, arm: ArmRecord) -> ArmNow:
     best = arm.best
     found = {} if best is None else _summarize(best)
     value = found.get("value")
@@ -407,7 +407,7 @@ def _make_arm(experiment: Experiment, arm: ArmRecord) -> ArmNow:
     )
 
 
-def _summarize(trial: Trial) -> dict[str, Summary]:
+def _summarize(trial: TrialRow) -> dict[str, Summary]:
     """Return a trial's numbers over its seeds; those of the whole trial, where none is known."""
     result = trial.scores
     seeds = result.get("by_replicate") or [result]
@@ -419,8 +419,8 @@ def _choose(found: Mapping[str, Summary], part: str) -> dict[str, Summary]:
 
 
 def _make_published(
-    experiment: Experiment,
-    best: Mapping[str, Trial | None],
+    experiment: ExperimentRow,
+    best: Mapping[str, TrialRow | None],
     paper: PublishedNumber,
     differs: str,
 ) -> PublishedNow:
@@ -439,7 +439,7 @@ def _make_published(
 
 
 def _measure(
-    experiment: Experiment, best: Mapping[str, Trial | None], paper: PublishedNumber
+    experiment: ExperimentRow, best: Mapping[str, TrialRow | None], paper: PublishedNumber
 ) -> tuple[Summary | None, str | None]:
     """Return what this experiment measured of a published number; or None, and why."""
     metric, arm = paper.metric, paper.arm
@@ -460,7 +460,7 @@ def _measure(
     return found, None if found else f"the best trial of '{arm}' has no '{metric}'"
 
 
-def _find_keys(trial: Trial) -> list[tuple[int, str]]:
+def _find_keys(trial: TrialRow) -> list[tuple[int, str]]:
     """Return each seed of a trial, with the key under which the store keeps its training."""
     source = trial.scores.get("reused_from")
     place = (
@@ -473,7 +473,10 @@ def _find_keys(trial: Trial) -> list[tuple[int, str]]:
 
 
 def _refuse_unknown_metric(
-    store: Store, leaders: Sequence[Trial], reports: Mapping[int, Sequence[Report]], metric: str
+    store: Store,
+    leaders: Sequence[TrialRow],
+    reports: Mapping[int, Sequence[ReportRow]],
+    metric: str,
 ) -> None:
     """Refuse a metric that no curve holds; while there is no curve at all, none is unknown."""
     names = {name for trial in leaders for r in reports[trial.number] for name in r.metrics}
@@ -493,7 +496,7 @@ def _refuse_unknown_metric(
 
 
 def _make_curve(
-    store: Store, trial: Trial, reports: Sequence[Report], metric: str, points: int
+    store: Store, trial: TrialRow, reports: Sequence[ReportRow], metric: str, points: int
 ) -> CurveNow:
     seeds = [store.sample(key, metric, points) for _, key in _find_keys(trial)]
     if not any(seeds):

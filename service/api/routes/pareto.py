@@ -15,14 +15,15 @@ from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.parts import TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
-from eigensweep.service.api.schemas import Answer, Metric
+from eigensweep.service.api.schemas import AnswerModel, Metric
 from eigensweep.service.api.written import DescribedRoute
-from eigensweep.workers.shared.messages import Json, Result
+from eigensweep.service.record.tables import ResultJson
+from eigensweep.workers.shared.messages import Result
 
 router = APIRouter(tags=["trials"], route_class=DescribedRoute)
 
 
-class FrontTrial(Answer):
+class FrontTrial(AnswerModel):
     """A trial that no other one beats: better in something, and worse in nothing."""
 
     number: int
@@ -31,7 +32,7 @@ class FrontTrial(Answer):
     values: dict[str, float] = Field(description="Its value of each objective, by name")
 
 
-class ParetoTable(Answer):
+class ParetoTable(AnswerModel):
     """The trials of an experiment that no other one beats in all objectives."""
 
     objectives: list[Metric] = Field(description="The metric that ranks trials comes first")
@@ -64,7 +65,7 @@ def get_pareto(
     goals = spec.goals(others)
     names = [goal.name for goal in goals]
 
-    def see(number: int, result: Json | None) -> tuple[int, tuple[float | None, ...]]:
+    def see(number: int, result: ResultJson | None) -> tuple[int, tuple[float | None, ...]]:
         means = {**(result or {}), "by_replicate": ()}  # goals are of the trial as a whole
         return number, tuple(read_goals(names, Result.from_dict(means)))
 

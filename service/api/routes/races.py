@@ -14,7 +14,7 @@ from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.parts import TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
-from eigensweep.service.api.schemas import Answer
+from eigensweep.service.api.schemas import AnswerModel
 from eigensweep.service.api.written import DescribedRoute
 from eigensweep.service.record.overviews import RacerRecord, list_racers
 from eigensweep.workers.shared.states import ENDED
@@ -29,7 +29,7 @@ MOST_RACERS = 20
 """Trials of the newest round that are shown."""
 
 
-class RacerNow(Answer):
+class RacerNow(AnswerModel):
     """A trial of the newest round."""
 
     number: int
@@ -43,7 +43,7 @@ class RacerNow(Answer):
         "interval of this comparison alone; null for the leader"
     )
     looks: list[Look] = Field(
-        description="The comparison with the leader of now after each round; empty for the leader"
+        description="The comparison with the present leader after each round; empty for the leader"
     )
     wanted: int | None = Field(
         description="Seeds at which a difference of this size and spread is decided, about; null "
@@ -51,18 +51,18 @@ class RacerNow(Answer):
     )
 
 
-class RaceHours(Answer):
+class RaceHours(AnswerModel):
     """Core-hours of a race, with the search before it."""
 
     spent: float
     limit: float | None = Field(description="`racing.core_hours`")
     needed: float | None = Field(
-        description="More core-hours that it takes, about, until the seeds in `wanted` of each "
-        "racer are there; null where nothing is open, or nobody can tell"
+        description="Estimate of the further core-hours until each racer has the seeds in "
+        "`wanted`; null if nothing is open, or unknown"
     )
 
 
-class RaceNow(Answer):
+class RaceNow(AnswerModel):
     """A race: as far as it has come."""
 
     state: RaceState = Field(

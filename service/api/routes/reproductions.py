@@ -33,12 +33,12 @@ from eigensweep.service.api.callers import Submitter
 from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.parts import Service, TheService, TheSettings
 from eigensweep.service.api.routes.catalogue import Name
-from eigensweep.service.api.schemas import Answer, Asked
+from eigensweep.service.api.schemas import AnswerModel, Asked
 from eigensweep.service.api.written import DescribedRoute, ServiceRoute
 from eigensweep.service.record.errors import ExperimentNotFoundError
 from eigensweep.service.record.reproductions import ReproductionRecord, ReproductionState
 from eigensweep.service.settings import Settings
-from eigensweep.workers.shared.messages import Json
+from eigensweep.workers.shared.messages import SpecJson
 
 router = APIRouter(tags=["reproductions"], route_class=ServiceRoute)
 suites = APIRouter(tags=["reproductions"], route_class=DescribedRoute)
@@ -49,7 +49,7 @@ ReproductionId = Annotated[
 ]
 
 
-class Format(StrEnum):
+class ReportFormat(StrEnum):
     """A form of a report."""
 
     json = "json"
@@ -60,18 +60,18 @@ class Format(StrEnum):
 
 
 NAMES: Final = {
-    Format.json: messages.JSON,
-    Format.md: messages.MARKDOWN,
-    Format.html: messages.HTML,
-    Format.svg: messages.FIGURE,
-    Format.results: messages.RESULTS,
+    ReportFormat.json: messages.JSON,
+    ReportFormat.md: messages.MARKDOWN,
+    ReportFormat.html: messages.HTML,
+    ReportFormat.svg: messages.FIGURE,
+    ReportFormat.results: messages.RESULTS,
 }
 MEDIA_TYPES: Final = {
-    Format.json: "application/json",
-    Format.md: "text/markdown",
-    Format.html: "text/html",
-    Format.svg: "image/svg+xml",
-    Format.results: "application/json",
+    ReportFormat.json: "application/json",
+    ReportFormat.md: "text/markdown",
+    ReportFormat.html: "text/html",
+    ReportFormat.svg: "image/svg+xml",
+    ReportFormat.results: "application/json",
 }
 SAFE: Final = {
     "X-Content-Type-Options": "nosniff",
@@ -120,7 +120,7 @@ class ReproductionRequest(Asked):
         return messages.Until(self.core_hours, self.most) if self.until_decided else None
 
 
-class ReproductionExperiment(Answer):
+class ReproductionExperiment(AnswerModel):
     """An experiment of a reproduction."""
 
     label: str
@@ -131,7 +131,7 @@ class ReproductionExperiment(Answer):
     link: str | None
 
 
-class ReproductionAnalysis(Answer):
+class ReproductionAnalysis(AnswerModel):
     """An analysis of a reproduction."""
 
     label: str
@@ -141,7 +141,7 @@ class ReproductionAnalysis(Answer):
     link: str | None
 
 
-class AddedSeeds(Answer):
+class AddedSeeds(AnswerModel):
     """How many seeds were added until the primary claim is decided."""
 
     core_hours: float | None = Field(description="The most that added seeds may take")
@@ -149,7 +149,7 @@ class AddedSeeds(Answer):
     seeds: list[int] = Field(description="Seeds at each look, the present one last")
 
 
-class ReproductionLinks(Answer):
+class ReproductionLinks(AnswerModel):
     """Paths of a reproduction."""
 
     self: str
@@ -158,7 +158,7 @@ class ReproductionLinks(Answer):
     report: dict[str, str] = Field(description="By format; empty until it is finished")
 
 
-class ReproductionNow(Answer):
+class ReproductionNow(AnswerModel):
     """A reproduction: its experiments, its state, its verdict."""
 
     id: str = Field(description="The digest of the suite: the same request has the same id")
@@ -183,7 +183,7 @@ class ReproductionNow(Answer):
     links: ReproductionLinks
 
 
-class ReproductionList(Answer):
+class ReproductionList(AnswerModel):
     """Reproductions."""
 
     items: list[ReproductionNow]
@@ -197,7 +197,7 @@ class ReproductionQuery(Asked):
     state: list[ReproductionState] = Field([], description="Only in these states")
 
 
-class SuiteListing(Answer):
+class SuiteListing(AnswerModel):
     """A suite in a list."""
 
     name: str
@@ -219,13 +219,13 @@ class SuiteListing(Answer):
     )
 
 
-class Suites(Answer):
+class Suites(AnswerModel):
     """All suites."""
 
     items: list[SuiteListing]
 
 
-class PlannedSeeds(Answer):
+class PlannedSeeds(AnswerModel):
     """What it takes to decide the primary claim, if the difference is of some size."""
 
     difference: str = Field(description="Its size, in words")
@@ -243,8 +243,10 @@ class SuiteEntry(SuiteListing):
         "seeds decide nothing"
     )
 
-    suite: Json = Field(description="Its experiments, analyses and claims, as its file has them")
-    specs: dict[Budget, dict[str, Json]] = Field(
+    suite: dict[str, object] = Field(
+        description="Its experiments, analyses and claims, as its file has them"
+    )
+    specs: dict[Budget, dict[str, SpecJson]] = Field(
         description="The ExperimentSpecs that a budget posts, by label"
     )
 
@@ -336,7 +338,7 @@ def cancel_reproduction(
         }
     },
 )
-def get_report(service: TheService, id: ReproductionId, format: Format) -> FileResponse:
+def get_report(service: TheService, id: ReproductionId, format: ReportFormat) -> FileResponse:
     """Return the report of a finished reproduction."""
     path = service.reproductions.file(id, NAMES[format])
     return FileResponse(path, media_type=MEDIA_TYPES[format], headers=SAFE)
@@ -415,7 +417,9 @@ def make_answer(service: Service, found: ReproductionRecord) -> ReproductionNow:
             self=here,
             page=f"/reproductions/{found.id}",
             cancel=f"{here}/cancel",
-            report={f: f"{here}/report.{f}" for f in Format} if found.state == "finished" else {},
+            report={f: f"{here}/report.{f}" for f in ReportFormat}
+            if found.state == "finished"
+            else {},
         ),
     )
 

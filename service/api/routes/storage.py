@@ -14,7 +14,7 @@ from pydantic import Field
 
 from eigensweep.service.api.callers import Caller, Reader, Submitter, tell_audit
 from eigensweep.service.api.parts import Service, TheService
-from eigensweep.service.api.schemas import Answer, Asked
+from eigensweep.service.api.schemas import AnswerModel, Asked
 from eigensweep.service.api.written import ServiceRoute
 from eigensweep.service.record.errors import ConflictError, NotAllowedError, NotFoundError
 from eigensweep.service.record.retention import DAY
@@ -26,7 +26,7 @@ MOST: Final = 1000
 """The largest number of experiments of one request."""
 
 
-class PartNow(Answer):
+class PartNow(AnswerModel):
     """A part of what the service keeps."""
 
     name: str = Field(examples=["checkpoints"])
@@ -34,19 +34,19 @@ class PartNow(Answer):
     bytes: int
 
 
-class ExperimentUse(Answer):
+class ExperimentUse(AnswerModel):
     """What an experiment takes in the store."""
 
     id: str
     name: str
     owner: str
-    checkpoints: int = Field(description="Bytes of what training goes on from")
+    checkpoints: int = Field(description="Bytes of the checkpoints from which training continues")
     weights: int = Field(description="Bytes of the weights of best evaluations")
     curves: int = Field(description="Bytes of curves, spectra and reports")
     total: int
 
 
-class OwnerUse(Answer):
+class OwnerUse(AnswerModel):
     """What the experiments of a user take in the store."""
 
     user: str
@@ -54,7 +54,7 @@ class OwnerUse(Answer):
     bytes: int
 
 
-class StorageNow(Answer):
+class StorageNow(AnswerModel):
     """What takes disk space, in bytes."""
 
     total: int = Field(description="All parts together")
@@ -103,10 +103,10 @@ class PruneRequest(Asked):
     """Which checkpoints stay, and of which experiments the others are removed."""
 
     keep: Keep = Field(
-        description="What stays of trials that are over. `last`: of each seed the last checkpoint "
-        "and the best weights; all can go on. `best`: the best weights, or where there are none "
-        "the last checkpoint; no completed trial can train on with a longer budget. `none`: "
-        "nothing but curves and results; a retry begins anew"
+        description="What is kept of finished trials. `last`: each seed's last checkpoint and "
+        "best weights; all trials can continue. `best`: the best weights, or the last"
+        " checkpoint if there are none; completed trials cannot continue with a "
+        "longer budget. `none`: only curves and results; a retry starts from step 0"
     )
     experiments: (
         Annotated[list[Annotated[str, Field(min_length=1, max_length=32)]], Field(max_length=200)]
@@ -124,21 +124,21 @@ class PruneRequest(Asked):
     )
 
 
-class PruneItem(Answer):
+class PruneItem(AnswerModel):
     """What becomes of one experiment."""
 
     id: str
     bytes: int = Field(description="What it frees")
-    problem: str | None = Field(description="Why nothing is removed of it; null if it is")
+    problem: str | None = Field(description="Why nothing of it is removed; null if something is")
 
 
-class PruneAnswer(Answer):
+class PruneAnswer(AnswerModel):
     """What is removed, or would be."""
 
     dry_run: bool
     keep: Keep
     bytes: int = Field(description="What it frees altogether")
-    items: list[PruneItem] = Field(description="The experiments, those that ended first first")
+    items: list[PruneItem] = Field(description="The experiments, the earliest end first")
     more: bool = Field(description="Whether there are more than 1000: ask again after these")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Header, Request
 from fastapi.responses import StreamingResponse
@@ -15,7 +15,7 @@ from eigensweep.service.api.written import DescribedRoute
 
 router = APIRouter(tags=["experiments"], route_class=DescribedRoute)
 
-EVENT: Final[dict[str, Any]] = {
+EVENT: Final[dict[str, object]] = {
     "type": "object",
     "required": ["data", "event", "id"],
     "properties": {

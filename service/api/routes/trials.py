@@ -61,7 +61,7 @@ def list_trials(
     return Page(items=[service.views.listed_trial(each) for each in page], next_cursor=cursor)
 
 
-class Format(StrEnum):
+class TrialsFormat(StrEnum):
     """A file format for all trials."""
 
     csv = "csv"
@@ -70,9 +70,9 @@ class Format(StrEnum):
 
 
 MEDIA_TYPES = {
-    Format.csv: "text/csv",
-    Format.parquet: "application/vnd.apache.parquet",
-    Format.journal: "application/jsonl",
+    TrialsFormat.csv: "text/csv",
+    TrialsFormat.parquet: "application/vnd.apache.parquet",
+    TrialsFormat.journal: "application/jsonl",
 }
 
 
@@ -82,17 +82,17 @@ MEDIA_TYPES = {
     response_class=Response,
     responses={200: {"content": {media_type: {} for media_type in MEDIA_TYPES.values()}}},
 )
-def export_trials(service: TheService, id: ExperimentId, format: Format) -> Response:
+def export_trials(service: TheService, id: ExperimentId, format: TrialsFormat) -> Response:
     """Return all trials as a table, the best first: a column for each parameter and metric.
 
     The columns are those of `to_pandas()` in Python: the spread of each metric stands beside it. A
     `journal` is a study of Optuna's in a file, which `optuna-dashboard` opens.
     """
-    if format is Format.journal:
+    if format is TrialsFormat.journal:
         spec = ExperimentSpec.from_stored(service.record.row(id).spec)
         ledger = RecordLedger(service.record.url, id, generation=0, patience=0.0)
         content = export_study(id, spec, ledger.walk(), service.record.trial_times(id))
-    elif format is Format.csv:
+    elif format is TrialsFormat.csv:
         content = make_frame(_read_rows(service, id)).to_csv(index=False).encode()
     else:
         content = make_frame(_read_rows(service, id)).to_parquet(index=False)

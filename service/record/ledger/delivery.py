@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from eigensweep.service.record import database
 from eigensweep.service.record.ledger.part import LedgerPart, writes
-from eigensweep.service.record.tables import Experiment, Trial
+from eigensweep.service.record.tables import ExperimentRow, TrialRow
 
 
 class DeliveryWrites(LedgerPart):
@@ -19,7 +19,7 @@ class DeliveryWrites(LedgerPart):
     def set_run(
         self,
         session: Session,
-        experiment: Experiment,
+        experiment: ExperimentRow,
         number: int | None,
         run_id: str,
         project_id: str,
@@ -29,10 +29,10 @@ class DeliveryWrites(LedgerPart):
 
     @database.reading
     def experiment_run(self, session: Session) -> str | None:
-        return session.get_one(Experiment, self.experiment_id).run_id
+        return session.get_one(ExperimentRow, self.experiment_id).run_id
 
     @writes
-    def set_tracked(self, session: Session, experiment: Experiment, number: int | None) -> None:
+    def set_tracked(self, session: Session, experiment: ExperimentRow, number: int | None) -> None:
         holder = experiment if number is None else self.get_trial(session, number)
         holder.tracked = True
         if number is None:
@@ -42,14 +42,14 @@ class DeliveryWrites(LedgerPart):
     def set_delivered(
         self,
         session: Session,
-        experiment: Experiment,
+        experiment: ExperimentRow,
         runs: Mapping[int, str],
         project_id: str,
         whole: Collection[int],
     ) -> None:
         # Over the primary key, and without reading: a trial's row holds its whole result.
-        mine = Trial.experiment_id == self.experiment_id
-        change = update(Trial).where(mine, Trial.number == bindparam("trial"))
+        mine = TrialRow.experiment_id == self.experiment_id
+        change = update(TrialRow).where(mine, TrialRow.number == bindparam("trial"))
         connection = session.connection()
         if runs:
             told = [{"trial": number, "run": run} for number, run in runs.items()]

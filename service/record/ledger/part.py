@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from eigensweep.service.record import database
 from eigensweep.service.record.rows import Rows, RowSession
-from eigensweep.service.record.tables import Experiment, Trial
+from eigensweep.service.record.tables import ExperimentRow, TrialRow
 from eigensweep.workers.shared.ledger import StaleWriteError, SupersededError
 
 
@@ -45,9 +45,9 @@ class LedgerPart:
                 f"driver {generation}"
             )
 
-    def get_trial(self, session: Rows, number: int, attempt: int | None = None) -> Trial:
+    def get_trial(self, session: Rows, number: int, attempt: int | None = None) -> TrialRow:
         """Return a trial; raise StaleWriteError if a later attempt than `attempt` has begun."""
-        trial = session.get_one(Trial, (self.experiment_id, number))
+        trial = session.get_one(TrialRow, (self.experiment_id, number))
         if attempt is not None and attempt < trial.attempt:
             raise StaleWriteError(
                 f"attempt {attempt} of trial {number} has a successor, attempt {trial.attempt}"
@@ -62,7 +62,7 @@ RowWork = Callable[[RowSession], T]
 
 
 def writes(
-    method: Callable[Concatenate[L, Session, Experiment, P], T],
+    method: Callable[Concatenate[L, Session, ExperimentRow, P], T],
 ) -> Callable[Concatenate[L, P], T]:
     """Make a method a transaction: it is given a session, and the experiment's row, locked.
 
@@ -72,7 +72,7 @@ def writes(
     @wraps(method)
     def call(self: L, /, *args: P.args, **kwargs: P.kwargs) -> T:
         def work(session: Session) -> T:
-            mine = select(Experiment).where(Experiment.id == self.experiment_id)
+            mine = select(ExperimentRow).where(ExperimentRow.id == self.experiment_id)
             experiment = session.scalars(mine.with_for_update()).one()
             self.check_generation(experiment.generation)
             return method(self, session, experiment, *args, **kwargs)
@@ -83,14 +83,14 @@ def writes(
 
 
 def writes_rows(
-    method: Callable[Concatenate[L, RowSession, Experiment, P], T],
+    method: Callable[Concatenate[L, RowSession, ExperimentRow, P], T],
 ) -> Callable[Concatenate[L, P], T]:
     """Do the same for what is written for each trial, in a fraction of the time."""
     return _fence_rows(method, database.write_rows)
 
 
 def writes_relaxed(
-    method: Callable[Concatenate[L, RowSession, Experiment, P], T],
+    method: Callable[Concatenate[L, RowSession, ExperimentRow, P], T],
 ) -> Callable[Concatenate[L, P], T]:
     """Do the same without waiting for the disk: see `database.write_relaxed`.
 
@@ -102,13 +102,13 @@ def writes_relaxed(
 
 
 def _fence_rows(
-    method: Callable[Concatenate[L, RowSession, Experiment, P], T],
+    method: Callable[Concatenate[L, RowSession, ExperimentRow, P], T],
     write: Callable[[str, RowWork[T], float], T],
 ) -> Callable[Concatenate[L, P], T]:
     @wraps(method)
     def call(self: L, /, *args: P.args, **kwargs: P.kwargs) -> T:
         def work(rows: RowSession) -> T:
-            experiment = rows.get_one(Experiment, self.experiment_id, lock=True)
+            experiment = rows.get_one(ExperimentRow, self.experiment_id, lock=True)
             self.check_generation(experiment.generation)
             return method(self, rows, experiment, *args, **kwargs)
 

@@ -11,17 +11,23 @@ from sqlalchemy.orm import Session
 from eigensweep.service.record import database
 from eigensweep.service.record.ledger.part import LedgerPart
 from eigensweep.service.record.rows import read_first
-from eigensweep.service.record.tables import Attempt, EarlierJson, Experiment, Report, Trial
+from eigensweep.service.record.tables import (
+    AttemptRow,
+    EarlierJson,
+    ExperimentRow,
+    ReportRow,
+    TrialRow,
+)
 from eigensweep.workers.shared.ledger import NOTHING, Earlier, Finished, TrialEntry
 from eigensweep.workers.shared.messages import Metrics, Place, Result, Source, Takeover
 from eigensweep.workers.shared.results import cut_seeds
 from eigensweep.workers.shared.states import INSTRUCTIVE
 
 COMPLETED: Final = (
-    select(Trial.number)
+    select(TrialRow.number)
     .where(
-        Trial.config_hash == bindparam("name"),
-        or_(Trial.state == "completed", Trial.state == "diverged"),
+        TrialRow.config_hash == bindparam("name"),
+        or_(TrialRow.state == "completed", TrialRow.state == "diverged"),
     )
     .limit(1)
 )
@@ -46,23 +52,25 @@ class TrialReads(LedgerPart):
     @database.reading
     def _load(self, session: Session, first: int) -> list[TrialEntry]:
         """Return the next trials from a number on, `AT_ONCE` at most."""
-        mine = select(Trial).where(Trial.experiment_id == self.experiment_id, Trial.number >= first)
-        trials = list(session.scalars(mine.order_by(Trial.number).limit(AT_ONCE)))
+        mine = select(TrialRow).where(
+            TrialRow.experiment_id == self.experiment_id, TrialRow.number >= first
+        )
+        trials = list(session.scalars(mine.order_by(TrialRow.number).limit(AT_ONCE)))
         if not trials:
             return []
         last = trials[-1].number
         reports: dict[int, dict[int, Metrics]] = {}
-        of_these = select(Report).where(
-            Report.experiment_id == self.experiment_id, Report.number.between(first, last)
+        of_these = select(ReportRow).where(
+            ReportRow.experiment_id == self.experiment_id, ReportRow.number.between(first, last)
         )
-        for report in session.scalars(of_these.order_by(Report.number, Report.step)):
+        for report in session.scalars(of_these.order_by(ReportRow.number, ReportRow.step)):
             reports.setdefault(report.number, {})[report.step] = report.metrics
-        tried = select(Attempt).where(
-            Attempt.experiment_id == self.experiment_id, Attempt.number.between(first, last)
+        tried = select(AttemptRow).where(
+            AttemptRow.experiment_id == self.experiment_id, AttemptRow.number.between(first, last)
         )
         places = {
             attempt.number: Place.from_dict(attempt.place)
-            for attempt in session.scalars(tried.order_by(Attempt.number, Attempt.attempt))
+            for attempt in session.scalars(tried.order_by(AttemptRow.number, AttemptRow.attempt))
             if attempt.place
         }
         return [
@@ -78,19 +86,21 @@ class TrialReads(LedgerPart):
     def find_finished(
         self, config_hash: str, seed: int, replicates: int, steps: int
     ) -> Finished | None:
-        ended = [Trial.steps == steps, Trial.result.is_not(None)]
-        return self._find_completed(config_hash, seed, replicates, *ended, first=Trial.ended_at)
+        ended = [TrialRow.steps == steps, TrialRow.result.is_not(None)]
+        return self._find_completed(config_hash, seed, replicates, *ended, first=TrialRow.ended_at)
 
     def find_shorter(
         self, config_hash: str, seed: int, replicates: int, steps: int
     ) -> Finished | None:
-        budget = Trial.steps < steps
-        return self._find_completed(config_hash, seed, replicates, budget, first=Trial.steps.desc())
+        budget = TrialRow.steps < steps
+        return self._find_completed(
+            config_hash, seed, replicates, budget, first=TrialRow.steps.desc()
+        )
 
     def find_part(self, config_hash: str, seed: int, steps: int) -> Finished | None:
-        ended = [Trial.steps == steps, Trial.result.is_not(None)]
-        states = or_(Trial.state == "completed", Trial.state == "diverged")
-        most = Trial.replicates.desc()
+        ended = [TrialRow.steps == steps, TrialRow.result.is_not(None)]
+        states = or_(TrialRow.state == "completed", TrialRow.state == "diverged")
+        most = TrialRow.replicates.desc()
         return self._find_completed(config_hash, seed, None, *ended, first=most, states=states)
 
     @database.reading
@@ -102,17 +112,17 @@ class TrialReads(LedgerPart):
         replicates: int | None,
         *conditions: ColumnElement[bool],
         first: Any,
-        states: ColumnElement[bool] = Trial.state == "completed",
+        states: ColumnElement[bool] = TrialRow.state == "completed",
     ) -> Finished | None:
-        same = select(Trial).where(
-            Trial.config_hash == config_hash,
-            Trial.lineage.is_(None),
+        same = select(TrialRow).where(
+            TrialRow.config_hash == config_hash,
+            TrialRow.lineage.is_(None),
             states,
-            Trial.seed == seed,
-            Trial.replicates >= (replicates or 1),
+            TrialRow.seed == seed,
+            TrialRow.replicates >= (replicates or 1),
             *conditions,
         )
-        rows = session.scalars(same.order_by(first, Trial.replicates))
+        rows = session.scalars(same.order_by(first, TrialRow.replicates))
         found = next((row for row in rows if _is_by_its_code(row) and _is_whole(row)), None)
         if found is None:
             return None
@@ -127,7 +137,7 @@ class TrialReads(LedgerPart):
 
     @database.reading
     def read_round(self, session: Session) -> int:
-        return session.get_one(Experiment, self.experiment_id).round_step
+        return session.get_one(ExperimentRow, self.experiment_id).round_step
 
 
 @database.reading
@@ -135,11 +145,11 @@ def load_earlier(
     record: database.HasUrl, session: Session, experiments: Sequence[str]
 ) -> list[tuple[Source, TrialEntry]]:
     """Return the trials of some experiments that ended with a value, or diverged."""
-    ended = Trial.experiment_id.in_(experiments), Trial.state.in_(INSTRUCTIVE)
+    ended = TrialRow.experiment_id.in_(experiments), TrialRow.state.in_(INSTRUCTIVE)
     query = (
-        select(Trial)
-        .where(*ended, Trial.lineage.is_(None))
-        .order_by(Trial.experiment_id, Trial.number)
+        select(TrialRow)
+        .where(*ended, TrialRow.lineage.is_(None))
+        .order_by(TrialRow.experiment_id, TrialRow.number)
     )
     return [
         (Source(trial.experiment_id, trial.number, trial.run_id), _entry(trial, {}, None))
@@ -147,18 +157,18 @@ def load_earlier(
     ]
 
 
-def _is_by_its_code(trial: Trial) -> bool:
+def _is_by_its_code(trial: TrialRow) -> bool:
     """Tell whether a trial was trained by the code that its hash names, from beginning to end."""
     return trial.scores.get("code") == (trial.config or {}).get("code")
 
 
-def _is_whole(trial: Trial) -> bool:
+def _is_whole(trial: TrialRow) -> bool:
     """Tell whether all seeds of a trial came to an end: one that diverged may have ended others."""
     seeds = Result.from_dict(trial.result or {}).by_replicate
     return trial.state != "diverged" or all(each.outcome is not None for each in seeds)
 
 
-def _entry(trial: Trial, reports: dict[int, Metrics], place: Place | None) -> TrialEntry:
+def _entry(trial: TrialRow, reports: dict[int, Metrics], place: Place | None) -> TrialEntry:
     return TrialEntry(
         number=trial.number,
         arm=trial.arm,

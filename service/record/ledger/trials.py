@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from typing import cast
 from uuid import uuid4
 
 from sqlalchemy.orm import Session
@@ -21,12 +22,18 @@ from eigensweep.service.record.journal import (
 )
 from eigensweep.service.record.ledger.part import LedgerPart, writes, writes_relaxed, writes_rows
 from eigensweep.service.record.rows import RowSession
-from eigensweep.service.record.tables import Attempt, Experiment, Report, Trial
+from eigensweep.service.record.tables import (
+    AttemptRow,
+    ExperimentRow,
+    PlaceJson,
+    ReportRow,
+    ResultJson,
+    TrialRow,
+)
 from eigensweep.service.record.usage import count_use
 from eigensweep.workers.shared.ledger import NOTHING, RungReport, StaleWriteError
 from eigensweep.workers.shared.messages import (
     ConfigJson,
-    Json,
     Metrics,
     Params,
     Place,
@@ -43,16 +50,16 @@ class TrialWrites(LedgerPart):
     def open(
         self,
         rows: RowSession,
-        experiment: Experiment,
+        experiment: ExperimentRow,
         number: int,
         arm: str,
         params: Params,
         config: ConfigJson,
         config_hash: str,
-        sampler_state: Json = NOTHING,
+        sampler_state: dict[str, object] = NOTHING,
     ) -> None:
-        if rows.get(Trial, (self.experiment_id, number)) is None:
-            trial = Trial(
+        if rows.get(TrialRow, (self.experiment_id, number)) is None:
+            trial = TrialRow(
                 experiment_id=self.experiment_id,
                 number=number,
                 arm=arm,
@@ -70,14 +77,14 @@ class TrialWrites(LedgerPart):
     def open_invalid(
         self,
         session: Session,
-        experiment: Experiment,
+        experiment: ExperimentRow,
         number: int,
         arm: str,
         params: Params,
         error: str,
     ) -> None:
-        if session.get(Trial, (self.experiment_id, number)) is None:
-            trial = Trial(
+        if session.get(TrialRow, (self.experiment_id, number)) is None:
+            trial = TrialRow(
                 experiment_id=self.experiment_id,
                 number=number,
                 arm=arm,
@@ -96,14 +103,14 @@ class TrialWrites(LedgerPart):
     def _begin(
         self,
         rows: RowSession,
-        experiment: Experiment,
+        experiment: ExperimentRow,
         number: int,
         place: Place | None,
         token: str,
     ) -> int:
         trial = self.get_trial(rows, number)
         key = self.experiment_id, number, trial.attempt
-        newest = rows.get(Attempt, key) if trial.attempt else None
+        newest = rows.get(AttemptRow, key) if trial.attempt else None
         if newest is not None and newest.token == token:
             return trial.attempt  # committed before, and the answer was lost
         if trial.state in OUTCOMES:
@@ -112,13 +119,13 @@ class TrialWrites(LedgerPart):
         kind = move_trial(trial, "running")
         trial.attempt += 1
         trial.started_at = trial.started_at or time.time()
-        started = Attempt(
+        started = AttemptRow(
             experiment_id=self.experiment_id,
             number=number,
             attempt=trial.attempt,
             started_at=time.time(),
             token=token,
-            place={} if place is None else place.to_dict(),
+            place={} if place is None else cast(PlaceJson, place.to_dict()),
         )
         rows.add(started)
         if experiment.state in ("starting", "waiting_for_room"):
@@ -128,7 +135,7 @@ class TrialWrites(LedgerPart):
 
     @writes_rows
     def interrupt(
-        self, rows: RowSession, experiment: Experiment, number: int, attempt: int, reason: str
+        self, rows: RowSession, experiment: ExperimentRow, number: int, attempt: int, reason: str
     ) -> None:
         trial = self.get_trial(rows, number, attempt)
         if trial.state == "running":
@@ -138,7 +145,7 @@ class TrialWrites(LedgerPart):
     def report(
         self,
         rows: RowSession,
-        experiment: Experiment,
+        experiment: ExperimentRow,
         number: int,
         attempt: int,
         step: int,
@@ -152,7 +159,7 @@ class TrialWrites(LedgerPart):
     def finish(
         self,
         rows: RowSession,
-        experiment: Experiment,
+        experiment: ExperimentRow,
         number: int,
         attempt: int,
         outcome: Outcome,
@@ -164,12 +171,17 @@ class TrialWrites(LedgerPart):
         if last is not None:
             _report(rows, experiment, trial, attempt, last)
         if trial.state not in OUTCOMES:
-            content = None if result is None else result.to_dict()
+            content = None if result is None else cast(ResultJson, result.to_dict())
             finish_trial(rows, experiment, trial, outcome, content, error)
 
     @writes
     def reopen(
-        self, session: Session, experiment: Experiment, number: int, config: ConfigJson, reason: str
+        self,
+        session: Session,
+        experiment: ExperimentRow,
+        number: int,
+        config: ConfigJson,
+        reason: str,
     ) -> None:
         trial = self.get_trial(session, number)
         if trial.state in OUTCOMES:
@@ -179,7 +191,7 @@ class TrialWrites(LedgerPart):
     def end_round(
         self,
         session: Session,
-        experiment: Experiment,
+        experiment: ExperimentRow,
         step: int,
         takeovers: Mapping[int, Takeover],
     ) -> None:
@@ -194,20 +206,20 @@ class TrialWrites(LedgerPart):
             emit_trial(session, experiment, trial, "replaced", source=source, params=params)
 
     @writes
-    def set_total(self, session: Session, experiment: Experiment, trials: int | None) -> None:
+    def set_total(self, session: Session, experiment: ExperimentRow, trials: int | None) -> None:
         experiment.total = trials
 
 
 def _report(
-    rows: RowSession, experiment: Experiment, trial: Trial, attempt: int, told: RungReport
+    rows: RowSession, experiment: ExperimentRow, trial: TrialRow, attempt: int, told: RungReport
 ) -> None:
     key = trial.experiment_id, trial.number
-    started = rows.get(Attempt, (*key, attempt))
+    started = rows.get(AttemptRow, (*key, attempt))
     if started is not None and told.place is not None:
-        started.place = told.place.to_dict()
+        started.place = cast(PlaceJson, told.place.to_dict())
     if started is not None and started.ended_at is None:
         count_use(rows, trial, started)
-    known = rows.get(Report, (*key, told.step))
+    known = rows.get(ReportRow, (*key, told.step))
     if trial.state in OUTCOMES or known is not None:
         return
     found = replace_non_finite(told.metrics)
@@ -215,7 +227,7 @@ def _report(
     trial.step = max(trial.step, told.step)
     if not kept:
         return
-    report = Report(
+    report = ReportRow(
         experiment_id=trial.experiment_id,
         number=trial.number,
         step=told.step,

@@ -1,0 +1,55 @@
+"""JSON without a declared form stands at edges: where the API, a file or a library hands it over.
+
+Lines of service and workers with `dict[str, Any]`, `Json` or `JsonObject` are counted, by file.
+What nobody reads is a `dict[str, object]`; what is read has a class, or a `TypedDict`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LOOSE = re.compile(r"\b(Json|JsonObject)\b|dict\[str, Any\]")
+MOST = {
+    "service/api/app.py": 3,
+    "service/api/errors.py": 1,
+    "service/api/mlflow_proxy.py": 1,
+    "service/client/analyses.py": 2,
+    "service/client/answers.py": 1,
+    "service/client/client.py": 5,
+    "service/client/connection.py": 7,
+    "service/client/events.py": 2,
+    "service/client/reproductions.py": 2,
+    "service/client/spec_file.py": 2,
+    "service/command/data.py": 1,
+    "service/command/nodes.py": 5,
+    "service/command/reproduce.py": 2,
+    "service/command/storage.py": 3,
+    "service/record/analyses.py": 1,
+    "service/record/ledger/part.py": 1,
+    "service/record/rows.py": 5,
+    "service/record/state_files.py": 3,
+    "service/record/tables.py": 2,
+    "workers/driver/export.py": 3,
+    "workers/driver/report.py": 1,
+    "workers/driver/trainable.py": 1,
+    "workers/lanes/actor.py": 1,
+    "workers/shared/head.py": 2,
+    "workers/shared/kept_files.py": 1,
+    "workers/shared/messages.py": 3,
+    "workers/trial/optimizers.py": 1,
+}
+"""The most lines of each file."""
+
+
+def test_loose_json_comes_into_no_further_file_and_onto_no_further_line():
+    files = [path for name in ("service", "workers") for path in (ROOT / name).rglob("*.py")]
+    counts = Counter(
+        str(path.relative_to(ROOT))
+        for path in files
+        for line in path.read_text().splitlines()
+        if LOOSE.search(line)
+    )
+    assert {name: count for name, count in counts.items() if count > MOST.get(name, 0)} == {}
