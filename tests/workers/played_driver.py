@@ -35,6 +35,8 @@ def is_edited() -> bool:
     return Path("edited").exists()
 
 
-process.connect = lambda *_, **__: None
-process.run_traced = play
-code.has_changed = is_edited
+spec = sys.modules["__main__"].__spec__
+if spec is not None and spec.name == zygote.__name__:  # pytest imports this, too, for its doctests
+    process.connect = lambda *_, **__: None
+    process.run_traced = play
+    code.has_changed = is_edited

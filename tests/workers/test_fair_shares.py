@@ -121,11 +121,13 @@ def test_no_resource_is_given_twice_and_nothing_fits_that_is_still_wanted(those)
     shares = share_out(claimants)
     now = [replace(each, running=shares[each.experiment]) for each in claimants]
     for kind in ("CPU", "GPU"):
-        assert sum(c.running * c.want.parts.get(kind, 0) for c in now) <= 1 + 2 * ROUNDING
-    more = [replace(each, want=replace(each.want, trials=each.want.trials + 1)) for each in now]
+        assert sum(c.running * c.demand.parts.get(kind, 0) for c in now) <= 1 + 2 * ROUNDING
+    more = [
+        replace(each, demand=replace(each.demand, trials=each.demand.trials + 1)) for each in now
+    ]
     found = allot(more, {each.experiment: each.running + 1 for each in now})
     for each in now:
-        assert each.running == each.want.trials or found[each.experiment].is_crowded
+        assert each.running == each.demand.trials or found[each.experiment].is_crowded
 
 
 def share_place_by_place(claimants: list[Claimant]) -> dict[str, int]:
@@ -141,16 +143,16 @@ def share_place_by_place(claimants: list[Claimant]) -> dict[str, int]:
                 waiting,
                 key=lambda c: (
                     round(of_users[c.owner], 9),
-                    round(shares[c.experiment] * c.want.dominant, 9),
+                    round(shares[c.experiment] * c.demand.dominant, 9),
                 ),
             )
-            parts = least.want.parts
+            parts = least.demand.parts
             fits = all(used[kind] + part <= 1 + ROUNDING for kind, part in parts.items())
-            if shares[least.experiment] >= least.want.trials or not fits:
+            if shares[least.experiment] >= least.demand.trials or not fits:
                 waiting.remove(least)
                 continue
             shares[least.experiment] += 1
-            of_users[least.owner] += least.want.dominant
+            of_users[least.owner] += least.demand.dominant
             for kind, part in parts.items():
                 used[kind] += part
     return shares
