@@ -186,11 +186,12 @@ def write_to(log: str) -> None:
 
 def load(modules: list[str]) -> None:
     """Import what a driver needs, and `modules`."""
-    from eigensweep.workers.shared.code import own_code
+    from eigensweep.workers.shared.code import own_code, own_parts
     from eigensweep.workers.tracking.mlflow_runs import load_client
 
     with load_for_good():
         own_code()
+        own_parts()
         load_client()
         for name in ("eigensweep.workers.driver.process", *modules):
             import_module(name)

@@ -16,7 +16,7 @@ import runpy
 import uuid
 from collections.abc import Iterable, Mapping
 from functools import cache
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -54,16 +54,18 @@ def own_parts() -> dict[str, str]:
 
     Names of files are paths, such as `workers/trial/training.py`; names of versions are words.
     """
-    plugin_files = _plugin_files(_plugin_folders())
-    return _project_files() | plugin_files | _own_versions() | _plugin_versions()
+    plugins = _find_plugins()
+    plugin_files = _plugin_files(_plugin_folders(plugins))
+    return _project_files() | plugin_files | _own_versions() | _plugin_versions(plugins)
 
 
 @cache
 def own_code() -> Code:
     """Return which code this process imports, and from where."""
     folder, files, versions = _own_folder(), _project_files(), _own_versions()
-    plugin_folders = _plugin_folders()
-    plugin_files, plugin_versions = _plugin_files(plugin_folders), _plugin_versions()
+    plugins = _find_plugins()
+    plugin_folders = _plugin_folders(plugins)
+    plugin_files, plugin_versions = _plugin_files(plugin_folders), _plugin_versions(plugins)
     return Code(
         folder=str(folder),
         digest=digest_all(files | plugin_files | versions | plugin_versions),
@@ -71,7 +73,7 @@ def own_code() -> Code:
         packages=digest_all(versions | plugin_versions),
         identity=_identify([folder, *plugin_folders.values()]),
         core=digest_all(files | versions),
-        plugins=_digest_plugins(plugin_files),
+        plugins=_digest_plugins(plugins, plugin_files),
     )
 
 
@@ -182,27 +184,31 @@ def _own_versions() -> dict[str, str]:
     return versions
 
 
-def _plugin_versions() -> dict[str, str]:
-    entries = (entry for group in GROUPS for entry in entry_points(group=group))
-    return {f"package {e.dist.name}": e.dist.version for e in entries if e.dist is not None}
+def _find_plugins() -> list[EntryPoint]:
+    """Return the entry points of models and tasks. It reads those of all packages, once."""
+    found = entry_points()
+    return [entry for group in GROUPS for entry in found.select(group=group)]
 
 
-def _digest_plugins(files: Mapping[str, str]) -> dict[str, str]:
+def _plugin_versions(plugins: Iterable[EntryPoint]) -> dict[str, str]:
+    return {f"package {e.dist.name}": e.dist.version for e in plugins if e.dist is not None}
+
+
+def _digest_plugins(plugins: Iterable[EntryPoint], files: Mapping[str, str]) -> dict[str, str]:
     """Return a digest of what is behind each entry point; of all where packages share a name."""
     behind: dict[str, list[str]] = {}
-    for group in GROUPS:
-        for entry in entry_points(group=group):
-            package = f"{entry.module.partition('.')[0]}: "
-            own = {name: value for name, value in files.items() if name.startswith(package)}
-            version = "" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
-            words = f"{entry.value} {version} {digest_all(own)}"
-            behind.setdefault(f"{group}: {entry.name}", []).append(words)
+    for entry in plugins:
+        package = f"{entry.module.partition('.')[0]}: "
+        own = {name: value for name, value in files.items() if name.startswith(package)}
+        version = "" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
+        words = f"{entry.value} {version} {digest_all(own)}"
+        behind.setdefault(f"{entry.group}: {entry.name}", []).append(words)
     return {name: digest_all({name: "\n".join(sorted(each))}) for name, each in behind.items()}
 
 
-def _plugin_folders() -> dict[str, Path]:
+def _plugin_folders(plugins: Iterable[EntryPoint]) -> dict[str, Path]:
     """Return where the packages are that add models and tasks."""
-    names = {e.module.partition(".")[0] for group in GROUPS for e in entry_points(group=group)}
+    names = {entry.module.partition(".")[0] for entry in plugins}
     found = {name: find_package(name) for name in sorted(names)}
     return {name: place for name, place in found.items() if place is not None}
 
