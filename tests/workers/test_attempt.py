@@ -391,7 +391,7 @@ class TestCode:
         )
         words = "package lab 1.1 instead of 1.0, lab: models.py"
         assert describe_difference(second, first) == words
-        assert str(lab) in map(str, code._plugin_folders().values())
+        assert str(lab) in map(str, code._plugin_folders(code._find_plugins()).values())
 
     def test_a_worker_may_have_more_models_than_the_driver_but_no_fewer(self, tmp_path, plugins):
         none = see_elsewhere()
