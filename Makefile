@@ -33,8 +33,8 @@ serve: setup  ## run the service until Ctrl-C
 
 # Tests that start Ray mostly wait. So they run one after another beside all others, which have the
 # lower priority and take what is left of the machine.
-# Many of the others wait, too: for servers, browsers and other processes. So two more than processors.
-AT_ONCE := $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 2)))
+# Many of the others wait, too: for servers, browsers and other processes. So one more than processors.
+AT_ONCE := $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 1)))
 QUICK := not slow and not gpu
 TIDY := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
