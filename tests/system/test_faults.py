@@ -198,6 +198,6 @@ def test_the_node_has_no_memory_left_for_half_a_minute(service):
     fault = f"memory of the node exhausted, {SHORT_SECONDS:g} s"
     id = GRID.begin(service)
     check_recovery(service, GRID, id, fault, take_memory)
-    assert "the node had no memory left" in service.log.read_text()
+    assert "driver died" not in service.log.read_text()  # Ray ends trials, and no driver
     assert max(trial["attempt"] for trial in service.trials(id)) > 1, "Ray ended none"
     end(service)
