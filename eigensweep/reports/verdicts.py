@@ -117,7 +117,8 @@ class ArmsCompared:
     seeds: int | None = None
     """Seeds at which an open difference of this size and spread is decided, about."""
     stuck: bool = False
-    """Whether no further seeds decide it: the first side is better, and some of it diverged."""
+    """Whether no further seeds decide it: the first side is better and some of it diverged, both
+    diverged in all seeds, or neither got there within the budget."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ class Judgement:
     because: str
     pairs: tuple[ArmsCompared, ...] = ()
     stuck: bool = False
-    """Whether no further seeds decide it: some diverged of a side that is shown to do well."""
+    """Whether no further seeds decide it, as `ArmsCompared.stuck` has it for each comparison."""
 
 
 def judge_order(
@@ -363,15 +364,15 @@ def _decide_early(
         if (reason := each.missing or each.doubt) is not None:
             return ArmsCompared(name, other, "not comparable", f"{label}: {reason}")
     if not side.values and not against.values:
-        return ArmsCompared(name, other, "not distinguishable", "both diverged in all seeds")
+        words = "both diverged in all seeds"
+        return ArmsCompared(name, other, "not distinguishable", words, stuck=True)
     if not side.values:
         return ArmsCompared(name, other, "does not hold", f"{name} diverged in all seeds")
     if not against.values:
         return ArmsCompared(name, other, "holds", f"{other} diverged in all seeds")
     if side.never + against.never == len(side.values) + len(against.values):
-        return ArmsCompared(
-            name, other, "not distinguishable", "neither got there within the budget"
-        )
+        words = "neither got there within the budget"
+        return ArmsCompared(name, other, "not distinguishable", words, stuck=True)
     if logarithms and min((*side.values.values(), *against.values.values())) <= 0:
         return ArmsCompared(name, other, "not comparable", "a ratio needs positive numbers")
     return None

@@ -689,6 +689,18 @@ def test_no_further_seeds_show_that_a_side_does_well_of_which_some_diverged():
         assert not judge_bounds(good, at_most=0.103, any_look=any_look).stuck
 
 
+def test_no_further_seeds_are_added_where_neither_got_there():
+    never = ArmNumbers(dict.fromkeys(range(6), float("inf")), last=800.0)
+    once = ArmNumbers({**dict.fromkeys(range(5), float("inf")), 5: 790.0}, last=800.0)
+    lost = ArmNumbers({}, frozenset(range(6)))
+    for any_look in (False, True):
+        found = judge_order("a", never, {"b": never}, any_look=any_look)
+        assert found.pairs[0].because == "neither got there within the budget"
+        assert found.stuck
+        assert judge_order("a", lost, {"b": lost}, any_look=any_look).stuck
+        assert not judge_order("a", once, {"b": never}, any_look=any_look).stuck
+
+
 def test_equal_arms_are_called_different_at_any_look_in_one_case_of_twenty_at_most():
     """The looks of a reproduction, of which each has a quarter more seeds; two arms have them."""
     rng, runs, wrong = np.random.default_rng(0), 200, 0
