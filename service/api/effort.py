@@ -12,15 +12,7 @@ from dataclasses import astuple, fields
 
 from pydantic import Field
 
-from eigensweep.results.tuning import (
-    EffortPair,
-    EffortPoint,
-    EffortSide,
-    Searched,
-    Try,
-    compare_searches,
-    make_searched,
-)
+from eigensweep.results import tuning
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.comparison import check_arm, find_metric, is_number
 from eigensweep.service.api.schemas import AnswerModel, Metric
@@ -40,8 +32,8 @@ class Effort(AnswerModel):
     version: str = Field(description="Version of Eigensweep that compared")
     metric: Metric | None = Field(description="What is reported; null if no side has a curve")
     reason: str | None = Field(description="Why sides are not compared; null where they are")
-    sides: list[EffortSide]
-    pairs: list[EffortPair]
+    sides: list[tuning.EffortSide]
+    pairs: list[tuning.EffortPair]
 
 
 def measure_effort(
@@ -57,7 +49,7 @@ def measure_effort(
         UnknownMetricError: if the task has no such metric.
     """
     found = [_find(record, name, metric) for name in names]
-    reason, sides, pairs = compare_searches(found)
+    reason, sides, pairs = tuning.compare_searches(found)
     return Effort(
         method=METHOD,
         version=version,
@@ -72,23 +64,23 @@ def write_csv(effort: Effort) -> str:
     """Return the points of all curves as a table."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(["name", *(each.name for each in fields(EffortPoint))])
+    rows.writerow(["name", *(each.name for each in fields(tuning.EffortPoint))])
     for side in effort.sides:
         rows.writerows([side.name, *astuple(point)] for point in side.points)
     return text.getvalue()
 
 
-def _find(record: Queries, name: str, metric: str | None) -> Searched:
+def _find(record: Queries, name: str, metric: str | None) -> tuning.Searched:
     id, _, part = name.partition("/")
     experiment = record.row(id)
     task = dict(experiment.spec["task"])
     measured, baseline = find_metric(experiment, task, metric)
-    tries: list[Try] = []
+    tries: list[tuning.Try] = []
     reason = "it is one trial, not a search"
     if not is_number(part):
         check_arm(experiment, part or None)
         tries, reason = list_tries(record, id, part or None), ""
-    return make_searched(
+    return tuning.make_searched(
         name,
         experiment.name,
         ExperimentSpec.from_stored(experiment.spec),

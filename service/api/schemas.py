@@ -22,14 +22,7 @@ from eigensweep.service.record.progress import compute_progress
 from eigensweep.service.record.queries import ExperimentRecord, StoredTrial, TrialRecord
 from eigensweep.service.record.tables import AttemptRow, ExperimentRow, PlaceJson, TrialRow
 from eigensweep.service.record.usage import UserUsage
-from eigensweep.workers.shared.messages import (
-    ConfigJson,
-    Metrics,
-    Notice,
-    NoticeKind,
-    SpecJson,
-    summarize_stored,
-)
+from eigensweep.workers.shared import messages
 from eigensweep.workers.shared.states import ENDED, ExperimentState, TrialState
 
 Item = TypeVar("Item")
@@ -121,7 +114,7 @@ class ReportNow(AnswerModel):
 
     step: int
     at: datetime
-    metrics: Metrics
+    metrics: messages.Metrics
 
 
 class TakeoverNow(AnswerModel):
@@ -226,7 +219,7 @@ class TrialSummary(TrialHead):
 class TrialNow(TrialSummary):
     """A trial in full."""
 
-    config: ConfigJson | None = Field(
+    config: messages.ConfigJson | None = Field(
         description="The whole configuration; null if the point is invalid"
     )
     result: dict[str, object] | None = Field(
@@ -239,7 +232,7 @@ class TrialNow(TrialSummary):
 class NoticeNow(AnswerModel):
     """Why an experiment that runs comes on more slowly than it could."""
 
-    kind: NoticeKind
+    kind: messages.NoticeKind
     words: str = Field(description="What it is, and what would help")
     node: str | None = Field(description="Host name of a node that is left out; else null")
     until: datetime | None = Field(description="When that node is tried again; else null")
@@ -330,7 +323,9 @@ class ExperimentNow(ExperimentSummary):
         description="The experiments from which the first 1,000 reused trials have their results:"
         " same configuration, seeds, budget and code"
     )
-    spec: SpecJson = Field(description="The ExperimentSpec as posted, with defaults filled in")
+    spec: messages.SpecJson = Field(
+        description="The ExperimentSpec as posted, with defaults filled in"
+    )
     links: ExperimentLinks
 
 
@@ -396,10 +391,10 @@ class Views:
             "delivered": row.state in ENDED and row.tracked,
         }
 
-    def _list_notices(self, row: ExperimentRow) -> list[Notice]:
-        told = [Notice.from_dict(notice) for notice in row.notices or ()]
+    def _list_notices(self, row: ExperimentRow) -> list[messages.Notice]:
+        told = [messages.Notice.from_dict(notice) for notice in row.notices or ()]
         away = None if row.state in {"paused", *ENDED} else self._explain_away()
-        return told if away is None else [*told, Notice("ray", away)]
+        return told if away is None else [*told, messages.Notice("ray", away)]
 
     def _links(self, row: ExperimentRow) -> dict[str, str | None]:
         here = f"/v1/experiments/{row.id}"
@@ -431,7 +426,7 @@ class Views:
             hash=row.config_hash,
             metrics=result.get("valid") or _name_as_at_the_end(newest),
             test=result.get("test") or {},
-            statistics=summarize_stored(row.scores),
+            statistics=messages.summarize_stored(row.scores),
             **{name: result.get(name) for name in ("best_step", "parameters", "seconds")},
             reopened_for=None if row.earlier is None else row.earlier["reason"],
             usage=UsageNow.made_of(row),
@@ -487,6 +482,6 @@ def read_place(attempt: AttemptRow | None) -> PlaceParts:
     }
 
 
-def _name_as_at_the_end(reported: Metrics) -> Metrics:
+def _name_as_at_the_end(reported: messages.Metrics) -> messages.Metrics:
     """Return what a report says under the names that a result has; `objective` is the best."""
     return {name.removeprefix("valid/"): value for name, value in reported.items()}

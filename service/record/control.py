@@ -6,9 +6,6 @@ allow is refused. Runs in the service's process.
 
 from __future__ import annotations
 
-from sqlalchemy import select
-from sqlalchemy.orm import Session
-
 from eigensweep.service.record import database
 from eigensweep.service.record.errors import (
     ExperimentNotFoundError,
@@ -32,69 +29,55 @@ class Control(Queries):
     its state does not allow the action.
     """
 
-    def fence(self, session: Session) -> None:
+    def fence(self, rows: RowSession) -> None:
         """Refuse a transaction of a service that leads no more; here there is only this one."""
 
     @database.transaction
-    def cancel(self, session: Session, id: str) -> None:
+    def cancel(self, rows: RowSession, id: str) -> None:
         """Cancel an experiment at once if it has no driver, else ask its driver to stop.
 
         A second call changes nothing.
         """
-        experiment = lock(session, id)
+        experiment = lock(rows, id)
         if was_done(experiment, "cancel"):
             return
         has_driver = experiment.state in DRIVEN
-        move_experiment(session, experiment, "cancelling")
+        move_experiment(rows, experiment, "cancelling")
         if not has_driver:
-            end_experiment(session, experiment, "cancelled", None)
+            end_experiment(rows, experiment, "cancelled", None)
             # One that never began is nothing that MLflow would have to learn of.
             experiment.tracked = experiment.generation == 0
 
     @database.transaction
-    def pause(self, session: Session, id: str) -> None:
+    def pause(self, rows: RowSession, id: str) -> None:
         """Pause a queued experiment at once; ask the driver of another one to pause its trials.
 
         The trials commit, and release their slots. A second call changes nothing.
         """
-        experiment = lock(session, id)
+        experiment = lock(rows, id)
         if not was_done(experiment, "pause"):
             is_queued = experiment.state == "queued"
-            move_experiment(session, experiment, "paused" if is_queued else "pausing")
+            move_experiment(rows, experiment, "paused" if is_queued else "pausing")
 
     @database.transaction
-    def resume(self, session: Session, id: str) -> None:
+    def resume(self, rows: RowSession, id: str) -> None:
         """Queue a paused experiment again, at the place of its age and priority."""
-        experiment = lock(session, id)
+        experiment = lock(rows, id)
         if not was_done(experiment, "resume"):
-            move_experiment(session, experiment, "queued")
+            move_experiment(rows, experiment, "queued")
 
     @database.transaction
-    def prioritize(self, session: Session, id: str, priority: int) -> None:
+    def prioritize(self, rows: RowSession, id: str, priority: int) -> None:
         """Give an experiment that is not over another priority, in the queue and while it runs."""
-        experiment = lock(session, id)
+        experiment = lock(rows, id)
         was_done(experiment, "prioritize")
         if experiment.priority != priority:
             experiment.priority = priority
-            emit(session, experiment, "experiment.prioritized", priority=priority)
+            emit(rows, experiment, "experiment.prioritized", priority=priority)
 
 
-def lock(session: Session, id: str) -> ExperimentRow:
+def lock(rows: RowSession, id: str) -> ExperimentRow:
     """Return an experiment, locked until the end of the transaction.
-
-    Raises:
-        ExperimentNotFoundError: if there is none of this id.
-    """
-    experiment = session.scalars(
-        select(ExperimentRow).where(ExperimentRow.id == id).with_for_update()
-    ).first()
-    if experiment is None:
-        raise ExperimentNotFoundError(id)
-    return experiment
-
-
-def lock_row(rows: RowSession, id: str) -> ExperimentRow:
-    """Return the same, of rows that are written without the ORM.
 
     Raises:
         ExperimentNotFoundError: if there is none of this id.

@@ -9,11 +9,11 @@ import time
 from typing import Final
 
 from sqlalchemy import delete, select
-from sqlalchemy.orm import Session
 
 from eigensweep.service.record import database
 from eigensweep.service.record.control import Control, lock, was_done
 from eigensweep.service.record.journal import emit, move_experiment
+from eigensweep.service.record.rows import RowSession
 from eigensweep.service.record.tables import EventRow, ExperimentRow, JobRow, TrialRow
 
 AT_ONCE: Final = 2_000
@@ -40,15 +40,15 @@ class Removal(Control):
         self._put_away(id, False)
 
     @database.transaction
-    def _put_away(self, session: Session, id: str, away: bool) -> None:
-        experiment = lock(session, id)
+    def _put_away(self, rows: RowSession, id: str, away: bool) -> None:
+        experiment = lock(rows, id)
         was_done(experiment, "archive" if away else "unarchive")
         if (experiment.archived_at is not None) != away:
             experiment.archived_at = time.time() if away else None
-            emit(session, experiment, f"experiment.{'archived' if away else 'unarchived'}")
+            emit(rows, experiment, f"experiment.{'archived' if away else 'unarchived'}")
 
     @database.transaction
-    def delete(self, session: Session, id: str) -> None:
+    def delete(self, rows: RowSession, id: str) -> None:
         """Have a finished experiment removed, with all its data.
 
         From now on its drivers may write no more, and it cannot come back. Once more changes
@@ -57,14 +57,14 @@ class Removal(Control):
         Raises:
             ExperimentNotFoundError, WrongStateError: as in `Control`.
         """
-        experiment = lock(session, id)
+        experiment = lock(rows, id)
         if not was_done(experiment, "delete"):
-            move_experiment(session, experiment, "deleting")
+            move_experiment(rows, experiment, "deleting")
             experiment.generation += 1
             now = time.time()
             job = JobRow(kind="deletion", key=id, experiment_id=id, owner=experiment.owner)
             job.request, job.created_at, job.due_at = {}, now, now
-            session.add(job)
+            rows.add(job)
 
     def remove(self, id: str) -> None:
         """Remove all rows of an experiment that is being deleted.
@@ -74,29 +74,32 @@ class Removal(Control):
         Raises:
             NotLeadingError: if another service leads.
         """
-        for rows in (TrialRow, EventRow):
-            while self._remove_some(rows, id):
+        for table in (TrialRow, EventRow):
+            while self._remove_some(table, id):
                 pass
         self._remove_experiment(id)
 
     @database.transaction
-    def _remove_some(self, session: Session, rows: type[TrialRow] | type[EventRow], id: str) -> int:
+    def _remove_some(
+        self, rows: RowSession, table: type[TrialRow] | type[EventRow], id: str
+    ) -> int:
         """Remove some rows of an experiment that is being deleted; return how many there were."""
-        self.fence(session)
-        key = TrialRow.number if rows is TrialRow else EventRow.id
+        self.fence(rows)
+        key = TrialRow.number if table is TrialRow else EventRow.id
         some = (
             select(key)
-            .join(ExperimentRow, ExperimentRow.id == rows.experiment_id)
-            .where(rows.experiment_id == id, ExperimentRow.state == "deleting")
+            .join(ExperimentRow, ExperimentRow.id == table.experiment_id)
+            .where(table.experiment_id == id, ExperimentRow.state == "deleting")
             .limit(AT_ONCE)
         )
-        numbers = session.scalars(some).all()
-        session.execute(delete(rows).where(rows.experiment_id == id, key.in_(numbers)))
+        numbers = rows.execute(some).scalars().all()
+        rows.execute(delete(table).where(table.experiment_id == id, key.in_(numbers)))
         return len(numbers)
 
     @database.transaction
-    def _remove_experiment(self, session: Session, id: str) -> None:
-        self.fence(session)
-        experiment = session.get(ExperimentRow, id, with_for_update=True)
+    def _remove_experiment(self, rows: RowSession, id: str) -> None:
+        self.fence(rows)
+        experiment = rows.get(ExperimentRow, id, lock=True)
         if experiment is not None and experiment.state == "deleting":
-            session.delete(experiment)  # the database removes what belongs to it
+            # The database removes what belongs to it.
+            rows.execute(delete(ExperimentRow).where(ExperimentRow.id == id))

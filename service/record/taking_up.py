@@ -8,11 +8,11 @@ that they are not trained again. Runs in the service's process.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 from sqlalchemy import select
-from sqlalchemy.orm import Session
 
 from eigensweep.reports.messages import KeptExperiment, KeptTrial, Results
 from eigensweep.reports.results import join_blocks
@@ -21,6 +21,7 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record import database
 from eigensweep.service.record.journal import budget_of, replace_non_finite
 from eigensweep.service.record.posting import make_row
+from eigensweep.service.record.rows import RowSession
 from eigensweep.service.record.tables import ExperimentRow, TrialRow
 from eigensweep.workers.shared.checkpoints import Store, replicate_key, trial_key
 from eigensweep.workers.shared.messages import Result
@@ -57,13 +58,12 @@ def _take_up(
     rows = [_make_trial(results, each, row) for each in trials]
     for trial in trials:
         _write_curves(storage, row.id, trial)
-    database.write(url, partial(_add, row, rows))
+    database.write(url, partial(_add, [row, *rows]))
 
 
-def _add(row: ExperimentRow, trials: list[TrialRow], session: Session) -> None:
-    session.add(row)
-    session.flush()
-    session.add_all(trials)
+def _add(new: Sequence[object], rows: RowSession) -> None:
+    for each in new:
+        rows.add(each)
 
 
 def _make_row(results: Results, experiment: KeptExperiment, total: int) -> ExperimentRow:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import s3
+from helpers.schema_of_0_2 import make_schema_of_0_2
 from helpers.waiting import PATIENCE, wait_until
 from orders import make_order
 from sqlalchemy import text
@@ -259,7 +260,8 @@ class TestRefusals:
         self, settings, tmp_path, bare_postgresql_url
     ):
         elsewhere = settings.model_copy(update={"database_url": bare_postgresql_url})
-        migrate(bare_postgresql_url, "0023")
+        with database.engine(bare_postgresql_url).begin() as connection:
+            make_schema_of_0_2(connection)
         with pytest.raises(BackupError, match=r"has schema 0023, .* of the version that the"):
             back_up(elsewhere, tmp_path / "b.tar.gz")
 
