@@ -17,6 +17,7 @@ from pydantic import (
     BeforeValidator,
     Field,
     SecretStr,
+    ValidationError,
     field_validator,
     model_validator,
 )
@@ -67,6 +68,16 @@ Storage = Annotated[str, BeforeValidator(_check_storage)]
 
 class StartError(RuntimeError):
     """The service cannot start with its settings; the message says what to do."""
+
+
+def explain_settings(error: ValidationError) -> list[str]:
+    """Return what is wrong with each setting, in words that begin with its variable."""
+    told = []
+    for one in error.errors():
+        name = "_".join(str(part) for part in one["loc"]).upper()
+        label = f"EIGENSWEEP_{name}: " if name else ""
+        told.append(label + one["msg"].removeprefix("Value error, "))
+    return told
 
 
 def is_loopback(host: str) -> bool:

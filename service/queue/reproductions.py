@@ -210,18 +210,8 @@ class ReproductionHandler(Handler):
             problem=problem,
             baseline=row.baseline if spec.baseline is None else spec.baseline,
             trials=tuple(
-                messages.MeasuredTrial(
-                    number=trial.number,
-                    arm=trial.arm,
-                    state=trial.state,
-                    params=trial.params,
-                    config=trial.config,
-                    place=find_place(trial),
-                    result=trial.result,
-                    error=trial.error,
-                    config_hash=trial.config_hash,
-                )
-                for trial in (each.trial for each in trials)
+                messages.MeasuredTrial.made_of(each.trial, place=find_place(each.trial))
+                for each in trials
             ),
             run_id=row.run_id,
             started_at=row.started_at,

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from sqlalchemy import ColumnElement, select, update
 from sqlalchemy.orm import Session
 
+from eigensweep.made_of import MadeOf
 from eigensweep.plain_numbers import PlainNumbers
 from eigensweep.service.record import database
 from eigensweep.service.record.errors import (
@@ -56,7 +57,7 @@ class Quotas(PlainNumbers):
     )
 
 
-class UserNow(BaseModel):
+class UserNow(MadeOf):
     """A user."""
 
     model_config = ConfigDict(frozen=True)
@@ -67,7 +68,7 @@ class UserNow(BaseModel):
     quotas: Quotas
 
 
-class TokenNow(BaseModel):
+class TokenNow(MadeOf):
     """A token, without its secret."""
 
     model_config = ConfigDict(frozen=True)
@@ -297,12 +298,7 @@ def _find_problem(token: Token) -> str | None:
 
 
 def _describe_user(user: User) -> UserNow:
-    return UserNow(
-        name=user.name,
-        created_at=user.created_at,
-        removed_at=user.removed_at,
-        quotas=read_quotas(user),
-    )
+    return UserNow.made_of(user, quotas=read_quotas(user))
 
 
 def read_quotas(user: User | None) -> Quotas:
@@ -311,12 +307,5 @@ def read_quotas(user: User | None) -> Quotas:
 
 
 def _describe_token(token: Token) -> TokenNow:
-    return TokenNow(
-        id=token.id,
-        user=token.user_name,
-        scope=token.scope,
-        created_at=token.created_at,
-        expires_at=token.expires_at,
-        revoked_at=token.revoked_at,
-        usable=_find_problem(token) is None,
-    )
+    usable = _find_problem(token) is None
+    return TokenNow.made_of(token, user=token.user_name, usable=usable)

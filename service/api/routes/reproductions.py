@@ -437,21 +437,17 @@ def _describe_until(found: ReproductionRecord) -> AddedSeeds | None:
 def _describe_experiment(
     service: Service, label: str, id: str | None, problem: str | None
 ) -> ReproductionExperiment:
-    if id is None:
+    now = None
+    if id is not None:
+        try:
+            now = service.views.experiment(service.record.experiment(id))
+        except ExperimentNotFoundError:
+            problem = "deleted"
+    if now is None:
         return ReproductionExperiment(
             label=label, id=None, state="unavailable", fraction=None, problem=problem, link=None
         )
-    try:
-        now = service.views.experiment(service.record.experiment(id))
-    except ExperimentNotFoundError:
-        return ReproductionExperiment(
-            label=label, id=None, state="unavailable", fraction=None, problem="deleted", link=None
-        )
-    return ReproductionExperiment(
-        label=label,
-        id=id,
-        state=now.state,
-        fraction=now.progress.fraction,
-        problem=now.error,
-        link=now.links.self,
+    fraction, link = now.progress.fraction, now.links.self
+    return ReproductionExperiment.made_of(
+        now, label=label, fraction=fraction, problem=now.error, link=link
     )
