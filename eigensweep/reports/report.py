@@ -39,6 +39,7 @@ from eigensweep.reports.verdicts import (
     judge_number,
     judge_order,
 )
+from eigensweep.results.published import find_gap
 from eigensweep.results.statistics import Summary, summarize
 from eigensweep.search_spaces.presets import load_preset
 from eigensweep.search_spaces.reproductions import (
@@ -491,20 +492,13 @@ def _compare_numbers(
         verdict: Literal["not distinguishable", "not comparable"] = (
             "not comparable" if found.verdict == "not comparable" else "not distinguishable"
         )
-        summary = side.summary
-        yield NumberFound(
+        gap = find_gap(side.summary, row)
+        yield NumberFound.made_of(
+            row,
             experiment=label,
-            arm=row.arm,
-            metric=row.metric,
-            step=row.step,
-            place=row.place,
-            page=row.page,
             paper=row.value,
-            spread=row.spread,
-            read_off=row.read_off,
-            note=row.note,
-            measured=summary,
-            gap=None if summary is None else six_digits(summary.mean - row.value),
+            measured=side.summary,
+            gap=None if gap is None else six_digits(gap),
             verdict=words.get(found.verdict, verdict),
             because=found.because,
         )

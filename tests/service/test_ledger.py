@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, event
 from sqlalchemy.exc import OperationalError
-from sqlalchemy.orm import Session
 from test_ledger_contract import CONFIG, PLACE, RESULT, post_and_claim
 from waiting import PATIENCE, wait_until
 
@@ -21,6 +20,7 @@ from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
+from eigensweep.service.record.rows import RowSession
 from eigensweep.service.record.tables import TrialRow
 from eigensweep.workers.shared.ledger import StaleWriteError
 from eigensweep.workers.shared.messages import Notice, ReplicateResult, Result, Source
@@ -128,7 +128,7 @@ class TestRecordLedger:
         ledger.finish(0, ledger.begin(0), "completed", RESULT)
         old = {"outcome": "completed", "value": 0.25, "step": 100, "best_step": 90}
 
-        def write(session: Session) -> None:
+        def write(session: RowSession) -> None:
             session.get_one(TrialRow, (ledger.experiment_id, 0)).result = old
 
         database.write(record.url, write)

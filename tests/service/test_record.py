@@ -12,7 +12,6 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import event, select, text
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import Session
 from waiting import PATIENCE
 
 from eigensweep.search_spaces.spec import ExperimentSpec
@@ -31,6 +30,7 @@ from eigensweep.service.record.migrations import (
 from eigensweep.service.record.progress import compute_progress
 from eigensweep.service.record.queries import StateCount
 from eigensweep.service.record.record import Record
+from eigensweep.service.record.rows import RowSession
 from eigensweep.service.record.tables import Base, ExperimentRow, TrialCount, TrialRow
 from eigensweep.service.settings import Settings
 from eigensweep.workers.shared.ledger import StaleWriteError
@@ -369,7 +369,7 @@ class TestCounts:
         ledger = post_and_claim(record, spec())
         ledger.open(0, "scornn", {}, CONFIG, "h")
 
-        def begin_and_fail(session: Session) -> None:
+        def begin_and_fail(session: RowSession) -> None:
             session.get_one(TrialRow, (ledger.experiment_id, 0)).state = "running"
             session.flush()
             raise KeyError("killed")
