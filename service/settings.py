@@ -6,6 +6,7 @@ import ipaddress
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -78,6 +79,14 @@ def explain_settings(error: ValidationError) -> list[str]:
         label = f"EIGENSWEEP_{name}: " if name else ""
         told.append(label + one["msg"].removeprefix("Value error, "))
     return told
+
+
+def read_version() -> str:
+    """Return the version of the installed package, "0" if only its sources are there."""
+    try:
+        return version("eigensweep")
+    except PackageNotFoundError:
+        return "0"
 
 
 def is_loopback(host: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import cache, partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,7 +55,7 @@ from eigensweep.service.record.audit import Audit
 from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.reproductions import Reproductions
-from eigensweep.service.settings import Mlflow, Settings
+from eigensweep.service.settings import Mlflow, Settings, read_version
 from eigensweep.service.store_probe import StoreProbe
 from eigensweep.workers.shared import traces
 
@@ -236,11 +235,3 @@ def _include_previews(
 ) -> None:
     for router in (experiments.previews, analyses.kinds, reproductions.suites, catalogue.router):
         into.include_router(router, prefix="/v1", dependencies=guard, responses=refusals)
-
-
-def read_version() -> str:
-    """Return the version of the installed package, "0" if only its sources are there."""
-    try:
-        return version("eigensweep")
-    except PackageNotFoundError:
-        return "0"

@@ -33,7 +33,6 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath
 from typing import IO, Final, cast
 
@@ -44,7 +43,7 @@ from eigensweep.search_spaces.labels import say_count
 from eigensweep.service.process.locking import hold_alone
 from eigensweep.service.record import copying, database, migrations
 from eigensweep.service.record.tables import TrialRow
-from eigensweep.service.settings import Settings
+from eigensweep.service.settings import Settings, read_version
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.copies import copy_out
 from eigensweep.workers.shared.files import is_url
@@ -368,7 +367,7 @@ def _write_archive(
     target: IO[bytes], settings: Settings, copies: Path, shots: _StoreCopy
 ) -> Manifest:
     made = Manifest(
-        FORMAT, _read_version(), _read_schema(copies / RECORD), time.time(), _tell(settings)
+        FORMAT, read_version(), _read_schema(copies / RECORD), time.time(), _tell(settings)
     )
     with tarfile.open(fileobj=target, mode="w:gz", compresslevel=1) as archive:
         for name, path in _list_members(settings, copies, shots):
@@ -429,13 +428,6 @@ def _tell(settings: Settings) -> tuple[str, ...]:
     if settings.mlflow_uri is not None:
         words.append(f"MLflow, which runs by itself at {settings.mlflow_uri}")
     return tuple(words)
-
-
-def _read_version() -> str:
-    try:
-        return version("eigensweep")
-    except PackageNotFoundError:
-        return "0"
 
 
 def _read_schema(record: Path) -> str:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 from urllib.parse import urlsplit
 
 from filelock import FileLock, Timeout
@@ -50,16 +50,6 @@ TRY_LOCK: Final = text(
 )
 
 
-class Lock(Protocol):
-    """A lock of the database. Both methods raise SQLAlchemyError or OSError if it is away."""
-
-    def hold(self) -> bool:
-        """Return whether this process has the lock; take it if nobody has it."""
-
-    def release(self) -> None:
-        """Give it up."""
-
-
 class AdvisoryLock:
     """A lock of PostgreSQL, on an open connection of its own."""
 
@@ -74,6 +64,11 @@ class AdvisoryLock:
         self._has_it = False
 
     def hold(self) -> bool:
+        """Return whether this process has the lock; take it if nobody has it.
+
+        Raises:
+            SQLAlchemyError: if the database is away.
+        """
         try:
             if self._connection is None:
                 self._connection = self._engine.connect()
@@ -163,7 +158,7 @@ class Leadership(database.AtDatabase):
         """Why it may have lost the lead; None: it has not, or it waits."""
         self._clock = clock
         is_sqlite = make_url(url).get_backend_name() == "sqlite"
-        self._lock: Lock = FileOfLock(url) if is_sqlite else AdvisoryLock(url)
+        self._lock = FileOfLock(url) if is_sqlite else AdvisoryLock(url)
         self._row: tuple[int, LeaderJson, float, float] | None = None
         """Term, who leads, since when, and the heartbeat that was last seen."""
         self._heard_at = 0.0
