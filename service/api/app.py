@@ -17,7 +17,6 @@ from eigensweep.service.api.access import PUBLIC, Access
 from eigensweep.service.api.callers import READ, AsOperator, require_scopes
 from eigensweep.service.api.disk_use import DiskUse
 from eigensweep.service.api.errors import Responses, answer_errors, describe_errors
-from eigensweep.service.api.heads import HeadAsGet
 from eigensweep.service.api.identity import Identity
 from eigensweep.service.api.latencies import Latencies, RequestSpans
 from eigensweep.service.api.limits import BodyLimits
@@ -46,9 +45,9 @@ from eigensweep.service.api.routes import (
 )
 from eigensweep.service.api.schemas import Views
 from eigensweep.service.api.sessions import Sessions
-from eigensweep.service.api.single_flight import SingleFlight
+from eigensweep.service.api.shared_answers import SingleFlight
 from eigensweep.service.api.tailer import Tailer
-from eigensweep.service.api.transfer import Compression, Validators
+from eigensweep.service.api.transfer import Compression, HeadAsGet, Validators
 from eigensweep.service.record.accounts import Accounts
 from eigensweep.service.record.analyses import Analyses
 from eigensweep.service.record.audit import Audit

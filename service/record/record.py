@@ -23,7 +23,6 @@ from eigensweep.service.record.leadership import Leadership
 from eigensweep.service.record.posting import check_quotas, make_row
 from eigensweep.service.record.queries import count_states
 from eigensweep.service.record.queue_order import list_newcomers, list_queue
-from eigensweep.service.record.removal import Removal
 from eigensweep.service.record.reopening import Reopening
 from eigensweep.service.record.retention import Retention
 from eigensweep.service.record.rows import RowSession
@@ -66,7 +65,7 @@ class Unfinished:
     """Whether its notices say why something of it waits."""
 
 
-class Record(Reopening, Removal, Retention):
+class Record(Reopening, Retention):
     """The record of experiments at a database URL: the queue and the only memory."""
 
     def __init__(self, url: str, webhooks: Sequence[str] = ()) -> None:

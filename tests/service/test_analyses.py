@@ -25,8 +25,7 @@ from eigensweep.service.api.app import create_app
 from eigensweep.service.client import Client
 from eigensweep.service.command.cli import app as command_line
 from eigensweep.service.queue.analyses import AnalysisHandler
-from eigensweep.service.queue.children import StoppedError
-from eigensweep.service.queue.jobs import JobRunner
+from eigensweep.service.queue.jobs import JobRunner, StoppedError
 from eigensweep.service.record.analyses import Analyses, AnalysisSpec
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.settings import Settings

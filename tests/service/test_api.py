@@ -25,8 +25,7 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service import store_probe
 from eigensweep.service.api.app import create_app
 from eigensweep.service.api.callers import Caller
-from eigensweep.service.api.comparison import Comparison
-from eigensweep.service.api.effort import Effort
+from eigensweep.service.api.comparison import Comparison, Effort
 from eigensweep.service.api.limits import BodyLimits
 from eigensweep.service.api.paging import encode
 from eigensweep.service.api.routes import experiments

@@ -12,8 +12,14 @@ from typing import Any, ClassVar
 import pytest
 from waiting import wait_until
 
-from eigensweep.service.queue.children import ChildRunner, StoppedError
-from eigensweep.service.queue.jobs import Handler, JobRunner, NeverError, NotDoneError
+from eigensweep.service.queue.jobs import (
+    ChildRunner,
+    Handler,
+    JobRunner,
+    NeverError,
+    NotDoneError,
+    StoppedError,
+)
 from eigensweep.service.record.analyses import Analyses
 from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.record import Record

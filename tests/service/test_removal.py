@@ -14,8 +14,8 @@ from starlette.testclient import TestClient
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.queue.deletions import DeletionHandler
 from eigensweep.service.queue.jobs import JobRunner
+from eigensweep.service.record import control as removing
 from eigensweep.service.record import database
-from eigensweep.service.record import removal as removing
 from eigensweep.service.record.errors import ExperimentNotFoundError
 from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.ledger import RecordLedger

@@ -20,12 +20,7 @@ from eigensweep.search_spaces.spec_warnings import list_warnings
 from eigensweep.service.api import callers, schemas
 from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.paging import cut, decode
-from eigensweep.service.api.parts import (
-    AnyService,
-    Service,
-    TheService,
-    TheSettings,
-)
+from eigensweep.service.api.parts import AnyService, Service, TheService, TheSettings
 from eigensweep.service.api.warm_start import count_observations
 from eigensweep.service.api.written import DescribedRoute, WrittenRoute
 from eigensweep.service.record.errors import (
