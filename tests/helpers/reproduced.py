@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.open_jobs import has_open
 
 from eigensweep.analyses.__main__ import main as make_analysis
 from eigensweep.reports.__main__ import main as make_report
@@ -53,7 +54,7 @@ class Reproducer:
     def tick(self) -> bool:
         """Take each further; return whether any is still open."""
         self.runner.tick(self.reports)
-        return self.runner.jobs.has_open("reproduction")
+        return has_open(self.runner.jobs, "reproduction")
 
     def make_analyses(self) -> None:
         """Make the analyses that were asked for."""

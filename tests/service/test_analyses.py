@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.open_jobs import has_open
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
@@ -105,7 +106,7 @@ class Runner:
     def tick(self) -> bool:
         """Carry out what is queued; return whether any is left."""
         self.jobs.tick(self.handler)
-        return self.jobs.jobs.has_open("analysis")
+        return has_open(self.jobs.jobs, "analysis")
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import threading
 from typing import Any
 
 import pytest
+from helpers.open_jobs import has_open
 from sqlalchemy import Connection, event
 from sqlalchemy.exc import OperationalError
 from test_ledger_contract import CONFIG, PLACE, RESULT, post_and_claim
@@ -81,7 +82,7 @@ class TestRecordLedger:
         record.hold_delivery(id, "it is being deleted")
         record.remove(id)
         record.hold_delivery(id, "it is gone")
-        assert not Jobs(record.url).has_open("deletion")
+        assert not has_open(Jobs(record.url), "deletion")
 
     def test_what_was_completed_cannot_be_cancelled_any_more(self, record, spec):
         ledger = post_and_claim(record, spec())

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.open_jobs import has_open
 from mlflow import MlflowClient
 from sqlalchemy import event
 from starlette.testclient import TestClient
@@ -91,7 +92,7 @@ class Deleter:
     def tick(self) -> bool:
         """Try each removal that is due; return whether any is left."""
         self.runner.tick(self.handler)
-        return self.runner.jobs.has_open(self.handler.kind)
+        return has_open(self.runner.jobs, self.handler.kind)
 
 
 class Removal:
