@@ -233,7 +233,7 @@ def measure_effort(
         NotFoundError: if there is no such experiment or arm.
         UnknownMetricError: if the task has no such metric.
     """
-    found = [_find(record, name, metric) for name in names]
+    found = [_find_search(record, name, metric) for name in names]
     reason, sides, pairs = tuning.compare_searches(found)
     return Effort(
         method=METHOD,
@@ -255,7 +255,7 @@ def write_csv(effort: Effort) -> str:
     return text.getvalue()
 
 
-def _find(record: Queries, name: str, metric: str | None) -> tuning.Searched:
+def _find_search(record: Queries, name: str, metric: str | None) -> tuning.Searched:
     id, _, part = name.partition("/")
     experiment = record.row(id)
     task = dict(experiment.spec["task"])
