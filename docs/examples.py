@@ -125,7 +125,7 @@ def _open_service() -> Iterator[tuple[TestClient, Record, list[float]]]:
         tempfile.TemporaryDirectory() as folder,
         patch("time.time", lambda: now[0]),
         patch("secrets.choice", lambda signs: signs[-1]),
-        patch("eigensweep.service.api.app.version", lambda _: PROJECT["version"]),
+        patch("eigensweep.service.settings.version", lambda _: PROJECT["version"]),
     ):
         settings = Settings(home=Path(folder), data_root=Path(folder))
         migrate(settings.database)

@@ -97,8 +97,6 @@ Reader = Annotated[Caller, READ]
 """A route's parameter of this type is the caller, who may read."""
 Submitter = Annotated[Caller, SUBMIT]
 """A route's parameter of this type is the caller, who may post."""
-Admin = Annotated[Caller, ADMIN]
-"""A route's parameter of this type is the caller, who may do all."""
 
 
 def require(request: Request, needed: ScopeName) -> Caller:

@@ -55,15 +55,15 @@ T = TypeVar("T")
 
 
 class HasUrl(Protocol):
-    """What reads and writes the database at a URL."""
+    """What reads and writes the database at a URL.
+
+    While it is away, it is tried again for `patience` seconds.
+    """
 
     @property
-    def url(self) -> str:
-        """The URL."""
-
+    def url(self) -> str: ...
     @property
-    def patience(self) -> float:
-        """Seconds for which it is tried again while the database is away."""
+    def patience(self) -> float: ...
 
 
 H = TypeVar("H", bound=HasUrl)
