@@ -154,7 +154,7 @@ class House:
             runs.end(self.trial[who], "FINISHED")
             assert runs.flush() == {}
             self.project[who] = runs.project_id
-            RecordLedger(record.url, id, claim.generation).set_run(None, parent, runs.project_id)
+            RecordLedger(record.url, id, claim.generation).set_run(parent, runs.project_id)
         self.as_user = {user: ask(user) for user in ("alice", "reader", "root")}
 
     def send(self, user: str, name: str, /, **body: Any) -> Any:

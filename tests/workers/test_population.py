@@ -13,6 +13,7 @@ import torch
 from orders import make_order
 from sweeps import Bench, spec
 
+from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.parameters import Choice, Integer, Real
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
@@ -21,7 +22,7 @@ from eigensweep.workers.driver.population import Standing, change, choose_source
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.durable_files import StorageError
 from eigensweep.workers.shared.ledger import TrialEntry
-from eigensweep.workers.shared.messages import Order, Report, Result, Takeover
+from eigensweep.workers.shared.messages import Order, Report, Takeover
 from eigensweep.workers.trial.attempt import Attempt
 
 RATES = [0.001, 0.002, 0.004, 0.008]
@@ -113,8 +114,7 @@ class Stage:
         self.bench = bench
 
     def order(self) -> Order | None:
-        given = self.bench.search.searcher.suggest("tune-id")
-        return None if given is None else Order.from_dict(given)
+        return self.bench.next_order()
 
     def play(self, order: Order, diverges: bool = False) -> None:
         """Train to the next rung, and end there as Tune does."""

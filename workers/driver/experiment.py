@@ -22,6 +22,7 @@ import optuna
 from ray import tune
 
 from eigensweep.results.ranking import OBJECTIVE
+from eigensweep.results.trial_result import Metrics
 from eigensweep.search_spaces.memory import limit_memory, reserve_memory
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
@@ -44,7 +45,6 @@ from eigensweep.workers.driver.lanes import choose_lanes
 from eigensweep.workers.driver.leaders import config_to_train
 from eigensweep.workers.driver.report import write_report
 from eigensweep.workers.driver.schedulers import Past, make_scheduler
-from eigensweep.workers.driver.searcher import LIVE
 from eigensweep.workers.driver.stalls import StallWatch, read_progress
 from eigensweep.workers.driver.stopping import StopReason
 from eigensweep.workers.driver.store_marker import StoreMarker, find_missing_commit
@@ -61,7 +61,6 @@ from eigensweep.workers.shared.files import is_url
 from eigensweep.workers.shared.ledger import Ledger, StaleWriteError, TrialEntry
 from eigensweep.workers.shared.messages import (
     DriverOptions,
-    Metrics,
     Notice,
     Order,
     Params,
@@ -106,7 +105,6 @@ def run_experiment(experiment: str, spec: SpecJson, ledger: Ledger, options: Dri
         StaleWriteError: if another driver has taken over. An exception is not recorded: the caller
             starts another driver.
     """
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
     ExperimentDriver(experiment, ExperimentSpec.from_stored(spec), ledger, options).run()
 
 
@@ -116,6 +114,7 @@ class ExperimentDriver:
     def __init__(
         self, experiment: str, spec: ExperimentSpec, ledger: Ledger, options: DriverOptions
     ) -> None:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.experiment, self.spec, self.ledger, self.options = experiment, spec, ledger, options
         better, resume_state = spec.objective_metric.better, ledger.resume_state()
         self.tracker: Tracker | None = None
@@ -257,11 +256,9 @@ class ExperimentDriver:
             self.sweep.cancel(f"resources: {explain_no_slot(self.share)}", "failed")
         elif self.sweep.prepare_next():
             self._choose_lanes()
-            LIVE[self.experiment] = self
             try:
                 self._run_in_turns()
             finally:
-                del LIVE[self.experiment]
                 self._wish([])
         if not self.sweep.is_over and not self.why_stop.is_pause:
             raise RuntimeError("Ray Tune returned although trials are open")
@@ -391,11 +388,11 @@ class ExperimentDriver:
 
     def _run_tune(self) -> None:
         """Run Ray Tune until the sweep is over. What it writes is never read back."""
-        os.environ.update(TUNE_SETTINGS)  # the same for each experiment of this process
+        os.environ.update(TUNE_SETTINGS)
         sys.setswitchinterval(SWITCH_SECONDS)
         folder = self._own_folder() / "tune"
         shutil.rmtree(folder, ignore_errors=True)
-        run_tune(self.experiment, self._scheduler(), folder)
+        run_tune(self.experiment, self, self._scheduler(), folder)
         shutil.rmtree(folder, ignore_errors=True)
 
     def _own_folder(self) -> Path:
@@ -472,7 +469,7 @@ class ExperimentDriver:
         state = self.ledger.end(state, error)
         logger.info("experiment ended experiment=%s state=%s", self.experiment, state)
         if self.tracker is None:
-            self.ledger.set_tracked(None)
+            self.ledger.set_tracked()
         else:
             folder = self._own_folder() / "report"
             report = write_report(folder, self.spec, self.ledger.walk(), state)

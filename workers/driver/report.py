@@ -22,6 +22,7 @@ from optuna.distributions import distribution_to_json
 from eigensweep.direction import Better
 from eigensweep.results.racing import find_race
 from eigensweep.results.ranking import RANKED, find_best, rank
+from eigensweep.results.trial_result import Metrics, Result
 from eigensweep.search_spaces.labels import (
     describe_settings,
     format_share,
@@ -32,7 +33,7 @@ from eigensweep.search_spaces.space import Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.study import DIRECTIONS, make_distribution
 from eigensweep.workers.shared.ledger import TrialEntry
-from eigensweep.workers.shared.messages import Metrics, Params, Result
+from eigensweep.workers.shared.messages import Params
 from eigensweep.workers.shared.states import ExperimentEnd
 
 if TYPE_CHECKING:

@@ -23,13 +23,14 @@ from typing import Final
 
 from eigensweep.direction import sign
 from eigensweep.results.ranking import OBJECTIVE
+from eigensweep.results.trial_result import Measures, Metrics, Result, Source
 from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.durable_files import DamagedError, StorageError
 from eigensweep.workers.shared.kept_files import BEST
 from eigensweep.workers.shared.ledger import DeliveryLedger, TrialEntry
-from eigensweep.workers.shared.messages import Measures, Metrics, Notice, Result, Source
+from eigensweep.workers.shared.messages import Notice
 from eigensweep.workers.shared.states import ExperimentEnd
 from eigensweep.workers.tracking.batched_runs import open_runs
 from eigensweep.workers.tracking.mlflow_runs import (
@@ -71,16 +72,8 @@ LONGEST_WORDS: Final = 300
 REPORT: Final = "report"
 """Folder of an experiment's report among the artifacts of its run."""
 
-THREAD: Final = "tracking"
-"""Name of the thread that delivers."""
-
 STATUS = {"failed": "FAILED", "cancelled": "KILLED", "stalled": "KILLED"}
 """How a run ends in MLflow; FINISHED where nothing is said here."""
-
-
-def is_delivering() -> bool:
-    """Return whether a tracker of this process is at work, such as one that was abandoned."""
-    return any(thread.name == THREAD for thread in threading.enumerate())
 
 
 @dataclass
@@ -176,7 +169,7 @@ class Tracker:
         """What MLflow will never take, and why."""
         self._wake, self._over = threading.Event(), threading.Event()
         self._is_awaited, self._caught_up = False, threading.Event()
-        self._thread = threading.Thread(target=self._deliver_all, name=THREAD, daemon=True)
+        self._thread = threading.Thread(target=self._deliver_all, name="tracking", daemon=True)
 
     def start(self) -> None:
         """Begin to deliver."""
@@ -296,7 +289,7 @@ class Tracker:
             self._refused["the experiment"] = str(error)
             if end is None:
                 return False
-        self._ledger.set_tracked(None)
+        self._ledger.set_tracked()
         return True
 
     def _choose(self, *, all_of_them: bool) -> list[TrialEntry]:
@@ -338,7 +331,7 @@ class Tracker:
         runs.keep_view(make_view(self._subject))
         _flush_experiment(runs)
         if self._ledger.experiment_run() != parent:
-            self._ledger.set_run(None, parent, runs.project_id)
+            self._ledger.set_run(parent, runs.project_id)
         return parent
 
     def _deliver(self, runs: Runs, parent: str, entries: Sequence[TrialEntry]) -> None:
