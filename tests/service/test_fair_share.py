@@ -98,8 +98,8 @@ class Cluster:
 @pytest.fixture
 def cluster(record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     clock = Clock()
-    monkeypatch.setattr(module, "count_slots", lambda share: SLOTS)
-    monkeypatch.setattr(module, "find_parts", lambda share: {"CPU": 1 / SLOTS})
+    monkeypatch.setattr(module.capacity, "count_slots", lambda share: SLOTS)
+    monkeypatch.setattr(module.capacity, "find_parts", lambda share: {"CPU": 1 / SLOTS})
     stopped = SimpleNamespace(monotonic=clock, time=clock)
     monkeypatch.setattr(module, "time", stopped)
     return Cluster(record, tmp_path, clock)

@@ -115,11 +115,11 @@ class TestNodesThatJoinAndLeave:
     @pytest.fixture
     def cluster(self, monkeypatch):
         cluster = SimpleNamespace(slots=1, clock=Clock(), wishes=[])
-        monkeypatch.setattr(driver, "count_slots", lambda share: cluster.slots)
+        monkeypatch.setattr(driver.capacity, "count_slots", lambda share: cluster.slots)
         monkeypatch.setattr(
             driver, "wish", lambda experiment, some, labels: cluster.wishes.append(some)
         )
-        monkeypatch.setattr(driver, "find_parts", lambda share: {"CPU": 1 / cluster.slots})
+        monkeypatch.setattr(driver.capacity, "find_parts", lambda share: {"CPU": 1 / cluster.slots})
         monkeypatch.setattr(
             driver, "time", SimpleNamespace(monotonic=cluster.clock, time=cluster.clock)
         )

@@ -27,14 +27,7 @@ from eigensweep.search_spaces.memory import limit_memory, reserve_memory
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.workers.driver.capacity import (
-    count_slots,
-    explain_no_slot,
-    find_draining,
-    find_nodes,
-    find_parts,
-    find_silent_nodes,
-)
+from eigensweep.workers.driver import capacity
 from eigensweep.workers.driver.cordons import Cordons
 from eigensweep.workers.driver.corpora import SharedCorpora
 from eigensweep.workers.driver.cpu_nodes import CPU_NODES
@@ -128,7 +121,7 @@ class ExperimentDriver:
             Study(spec),
             retries=options.retries,
             watch=self.tracker.see if self.tracker else lambda entry: None,
-            cordons=Cordons(lambda: find_nodes(self.share), find_silent_nodes),
+            cordons=Cordons(lambda: capacity.find_nodes(self.share), capacity.find_silent_nodes),
             take_over=partial(take_over, store, experiment),
             resume_state=resume_state,
         )
@@ -168,7 +161,7 @@ class ExperimentDriver:
         self._is_crowded_out = False
         """Whether Tune was stopped because other experiments have all slots."""
         self._waits_for_others = False
-        self._draining = Draining(experiment, options.storage, self._watch, find_draining)
+        self._draining = Draining(experiment, options.storage, self._watch, capacity.find_draining)
         self._paused_at: float | None = None
         self._has_given_up = False
         """Whether a pause was asked for, because trials fail one after another."""
@@ -252,8 +245,8 @@ class ExperimentDriver:
             self._wait_for_room()
         if self.must_stop():
             return
-        if self.sweep.prepare_next() and not count_slots(self.share):
-            self.sweep.cancel(f"resources: {explain_no_slot(self.share)}", "failed")
+        if self.sweep.prepare_next() and not capacity.count_slots(self.share):
+            self.sweep.cancel(f"resources: {capacity.explain_no_slot(self.share)}", "failed")
         elif self.sweep.prepare_next():
             self._choose_lanes()
             try:
@@ -381,7 +374,7 @@ class ExperimentDriver:
     def _count_for_each_gpu(self) -> int | None:
         """Return how many trials each GPU gets if all get equally many; None: any number."""
         trials = [count for count in (self.sweep.left, *self._bounds()) if count is not None]
-        engines = count_slots(self.share) // self.share.trials
+        engines = capacity.count_slots(self.share) // self.share.trials
         if not (self.spec.resources.gpus and trials and engines > 1):
             return None
         return -(-min(trials) // engines)
@@ -417,7 +410,7 @@ class ExperimentDriver:
         trials = most if startable is None else min(startable, most)
         # One at least: whether the search has an end is known when it is asked for more.
         memory = -(-(unshared_bytes() or 0) // MEMORY_STEP) * MEMORY_STEP
-        return Demand(max(1, trials), find_parts(self.share), memory, os.getpid())
+        return Demand(max(1, trials), capacity.find_parts(self.share), memory, os.getpid())
 
     def _bounds(self) -> list[int]:
         bounds = (self.options.concurrency, self.spec.limits.concurrency)
@@ -429,7 +422,7 @@ class ExperimentDriver:
         The answer is kept for `LOOK_SECONDS`, since nodes join and leave.
         """
         if time.monotonic() >= self._looked_at + LOOK_SECONDS:
-            self._slots, self._looked_at = count_slots(self.share), time.monotonic()
+            self._slots, self._looked_at = capacity.count_slots(self.share), time.monotonic()
             left = self._slots + 1 if self.sweep.left is None else self.sweep.left
             self._wish(bundles_of(self.asked, min([left, *self._bounds()])))
         return self._slots

@@ -11,10 +11,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
@@ -32,7 +30,6 @@ from eigensweep.workers.shared.kept_files import BEST
 from eigensweep.workers.shared.ledger import DeliveryLedger, TrialEntry
 from eigensweep.workers.shared.messages import Notice
 from eigensweep.workers.shared.states import ExperimentEnd
-from eigensweep.workers.tracking.batched_runs import open_runs
 from eigensweep.workers.tracking.mlflow_runs import (
     ERROR,
     LONGEST_PARAM,
@@ -169,7 +166,7 @@ class Tracker:
         """What MLflow will never take, and why."""
         self._wake, self._over = threading.Event(), threading.Event()
         self._is_awaited, self._caught_up = False, threading.Event()
-        self._thread = threading.Thread(target=self._deliver_all, name="tracking", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="tracking", daemon=True)
 
     def start(self) -> None:
         """Begin to deliver."""
@@ -244,10 +241,6 @@ class Tracker:
             words = f"{who} not answer since {since} UTC: {_shorten(str(error))}"
             self._trouble = _Trouble(began, words)
 
-    def _deliver_all(self) -> None:
-        with logs.about(self._subject.id):
-            self._work()
-
     def _work(self) -> None:
         # A loop of our own: tenacity repeats one call, and this one also looks for what is new.
         pause = PASS_SECONDS
@@ -274,7 +267,7 @@ class Tracker:
         """Deliver what is new; tell whether that was the last of it."""
         end = self._end
         try:
-            runs = self._runs = self._runs or open_runs(
+            runs = self._runs = self._runs or Runs(
                 self._uri, self._subject.project, self._subject.id
             )
             parent = self._parent = self._parent or self._parent_run(runs)
@@ -329,7 +322,7 @@ class Tracker:
         runs.send(parent, content)
         runs.keep_text(parent, self._subject.spec, "spec.yaml")
         runs.keep_view(make_view(self._subject))
-        _flush_experiment(runs)
+        runs.flush_all()
         if self._ledger.experiment_run() != parent:
             self._ledger.set_run(parent, runs.project_id)
         return parent
@@ -341,8 +334,7 @@ class Tracker:
             AwayError: if MLflow went away; what it had taken of other trials is recorded.
             StorageError: the same, where a curve cannot be read.
         """
-        with ThreadPoolExecutor(runs.at_once, "delivery") as pool:
-            problems = list(pool.map(partial(self._try_trial, runs, parent), entries))
+        problems = [self._try_trial(runs, parent, entry) for entry in entries]
         refused = runs.flush()
         taken, whole = [], []
         for entry, problem in zip(entries, problems, strict=True):
@@ -364,7 +356,7 @@ class Tracker:
                 raise problem
 
     def _try_trial(self, runs: Runs, parent: str, entry: TrialEntry) -> Exception | None:
-        """Send what is new of a trial; return why it could not be sent."""
+        """Have what is new of a trial sent; return why it cannot be sent."""
         try:
             with logs.about(self._subject.id, entry.number):
                 self._trial(runs, parent, entry)
@@ -510,7 +502,7 @@ class Tracker:
                 runs.keep_text(parent, report, f"{REPORT}/{name}")
             runs.send(parent, content)
             runs.end(parent, STATUS.get(end.state, "FINISHED"))
-            _flush_experiment(runs)
+            runs.flush_all()
             end.is_closed = True
         if end.plots is None:
             end.plots = end.draw()
@@ -531,16 +523,6 @@ class Tracker:
         values = [(factor * r.value, r.seed) for r in result.by_replicate if r.value is not None]
         seed = min(values)[1] if values else entry.config["seed"]
         return replicate_key(source.experiment, source.number, seed)
-
-
-def _flush_experiment(runs: Runs) -> None:
-    """Send what waits for the experiment's own run.
-
-    Raises:
-        RefusedError: if MLflow will not take it.
-    """
-    for words in runs.flush().values():
-        raise MlflowRefusedError(words)
 
 
 def _add_end(
