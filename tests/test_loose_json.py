@@ -33,7 +33,6 @@ MOST = {
     "service/record/state_files.py": 3,
     "service/record/tables.py": 2,
     "workers/driver/export.py": 3,
-    "workers/driver/report.py": 1,
     "workers/driver/trainable.py": 1,
     "workers/lanes/actor.py": 1,
     "workers/shared/head.py": 2,

@@ -147,6 +147,11 @@ class Result(Measures):
         }
 
 
+def find_ratio(value: float | None, baseline: float | None) -> float | None:
+    """Return a value as a part of the baseline; None where one of them is unknown."""
+    return value / baseline if value is not None and baseline else None
+
+
 def summarize_replicates(replicates: Iterable[Measures]) -> dict[str, Summary]:
     """Return the statistics of `value`, `valid/NAME` and `test/NAME` over the replicates.
 

@@ -18,7 +18,7 @@ from eigensweep.search_spaces.parameters import Choice, Integer, Real
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.experiment import take_over
-from eigensweep.workers.driver.population import Standing, change, choose_sources
+from eigensweep.workers.driver.population import change, choose_sources
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.durable_files import StorageError
 from eigensweep.workers.shared.ledger import TrialEntry
@@ -29,13 +29,9 @@ RATES = [0.001, 0.002, 0.004, 0.008]
 PBT = {"name": "pbt", "rung_every": 5, "margin": None, "quantile": 0.25}
 
 
-def standings(*values: float | None) -> list[Standing]:
-    return [Standing(number, value) for number, value in enumerate(values)]
-
-
 def choose(*values: float | None, most: int = 1, seed: int = 0, **how: Any) -> dict[int, int]:
     how = {"better": "lower", "good_enough": None, **how}
-    return choose_sources(standings(*values), most, rng=Random(seed), **how)
+    return choose_sources(dict(enumerate(values)), most, rng=Random(seed), **how)
 
 
 class TestWhoIsReplaced:

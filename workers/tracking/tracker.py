@@ -21,7 +21,7 @@ from typing import Final
 
 from eigensweep.direction import sign
 from eigensweep.results.ranking import OBJECTIVE
-from eigensweep.results.trial_result import Measures, Metrics, Result, Source
+from eigensweep.results.trial_result import Measures, Metrics, Result, Source, find_ratio
 from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.curves import CurvePoint
@@ -565,7 +565,7 @@ def _add_measures(content: RunContent, result: Measures | None, timestamp_ms: in
         return
     numbers = {
         OBJECTIVE: result.value,
-        "baseline_ratio": _ratio(result),
+        "baseline_ratio": find_ratio(result.value, result.baseline),
         "n": 1,
         "seconds": result.seconds or None,
         "parameters": result.parameters.free if result.parameters else None,
@@ -593,12 +593,6 @@ def _spread(result: Result) -> dict[str, float | None]:
             f"{mean}/high": summary.high,
         }
     return found
-
-
-def _ratio(result: Measures) -> float | None:
-    if result.value is None or not result.baseline:
-        return None
-    return result.value / result.baseline
 
 
 def _shorten(words: str) -> str:
