@@ -107,6 +107,10 @@ class ReplicateResult(Measures):
         return {"seed": self.seed, **content}
 
 
+LAST = ("best_test", "last_test", "by_replicate", "reused_from")
+"""What comes last in the plain data of a result."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Result(Measures):
     """The result of a trial: means over its replicates, with their spread.
@@ -139,12 +143,14 @@ class Result(Measures):
         return {name: found.interval for name, found in self.statistics.items()}
 
     def to_dict(self) -> dict[str, object]:
-        """Return plain data, with the spread of the replicates."""
-        found = self.statistics
-        return super().to_dict() | {
+        """Return plain data, with the spread of the replicates; its order is that of answers."""
+        content, found = super().to_dict(), self.statistics
+        last = {name: content.pop(name) for name in LAST if name in content}
+        spread = {
             "standard_error": {name: each.standard_error for name, each in found.items()},
             "interval": {n: each.interval and list(each.interval) for n, each in found.items()},
         }
+        return content | spread | last
 
 
 def find_ratio(value: float | None, baseline: float | None) -> float | None:
