@@ -43,7 +43,7 @@ MOST = {
 """The most lines of each file."""
 
 
-def test_loose_json_comes_into_no_further_file_and_onto_no_further_line():
+def test_loose_json_comes_into_no_further_file_or_line():
     files = [path for name in ("service", "workers") for path in (ROOT / name).rglob("*.py")]
     counts = Counter(
         str(path.relative_to(ROOT))

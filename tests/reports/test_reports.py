@@ -675,7 +675,7 @@ def test_an_arm_with_one_diverged_seed_has_not_diverged(tmp_path):
     assert found.pairs[0].because == "lstm diverged in all seeds"
 
 
-def test_no_further_seeds_show_that_a_side_does_well_of_which_some_diverged():
+def test_more_seeds_make_no_side_good_of_which_some_diverged():
     good = ArmNumbers({seed: 0.1 + seed / 1000 for seed in range(9)}, frozenset({9}))
     bad = ArmNumbers({seed: 0.9 + seed / 500 for seed in range(10)})
     alike = ArmNumbers({seed: 0.1 + (-1) ** seed / 100 for seed in range(10)})
@@ -689,7 +689,7 @@ def test_no_further_seeds_show_that_a_side_does_well_of_which_some_diverged():
         assert not judge_bounds(good, at_most=0.103, any_look=any_look).stuck
 
 
-def test_equal_arms_are_called_different_at_any_look_in_one_case_of_twenty_at_most():
+def test_equal_arms_are_called_different_one_time_in_twenty():
     """The looks of a reproduction, of which each has a quarter more seeds; two arms have them."""
     rng, runs, wrong = np.random.default_rng(0), 200, 0
     for _ in range(runs):

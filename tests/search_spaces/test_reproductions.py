@@ -132,7 +132,7 @@ class TestEverySuite:
                     ]
                     assert len(chosen) == len(set(chosen))
 
-    def test_added_seeds_are_for_what_its_primary_claim_compares_alone(self, name):
+    def test_added_seeds_are_for_what_its_primary_claim_compares(self, name):
         suite = load_suite(name)
         for budget in BUDGETS:
             first, wider = make_specs(name, budget), make_specs(name, budget, 2)

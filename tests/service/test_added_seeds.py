@@ -154,7 +154,7 @@ def test_seeds_are_added_until_decided_and_none_trains_twice(client, reproducer,
     assert "10, 12, 15, 18, 22" in client.get(f"/reproductions/{ended['id']}").text
 
 
-def test_added_seeds_go_to_the_arms_that_the_primary_claim_compares(client, reproducer, cluster):
+def test_added_seeds_go_to_the_arms_of_the_primary_claim(client, reproducer, cluster):
     cluster.is_first = lambda seed: seed % 2 == 0
     posted = post(client, name="nnrnn/figure-5a", core_hours=0.1)
     ended = follow(client, reproducer, cluster, posted["id"])
@@ -170,7 +170,7 @@ def test_added_seeds_go_to_the_arms_that_the_primary_claim_compares(client, repr
     assert [len(trial["curves"]) for trial in kept["experiments"][0]["trials"]] == [15, 15, 10, 10]
 
 
-def test_of_a_search_the_value_alone_is_trained_that_was_chosen_before(client, reproducer, cluster):
+def test_added_seeds_train_only_the_value_that_was_chosen(client, reproducer, cluster):
     posted = post(client, name="henaff/figure-4", most=9)
     ended = follow(client, reproducer, cluster, posted["id"])
     assert ended["until_decided"]["seeds"] == [8, 9]
@@ -190,9 +190,7 @@ def test_a_seed_that_diverged_is_not_trained_at_each_look(client, reproducer, cl
     assert sorted(cluster.trained) == sorted(set(cluster.trained))
 
 
-def test_all_experiments_of_one_whose_seeds_were_added_are_cancelled_and_posted_again(
-    client, reproducer, cluster
-):
+def test_with_added_seeds_all_are_cancelled_and_posted_again(client, reproducer, cluster):
     cluster.is_first = lambda seed: seed % 2 == 0
     name = "nnrnn/figure-5a"
     posted = post(client, name=name)

@@ -62,9 +62,7 @@ def post_and_claim(client: TestClient, record: Any, body: Any) -> RecordLedger:
 
 
 class TestWarmStart:
-    def test_earlier_trials_are_counted_and_what_tells_nothing_is_refused(
-        self, client, record, spec
-    ):
+    def test_useful_earlier_trials_are_counted_and_others_refused(self, client, record, spec):
         earlier = spec()
         ledger = post_and_claim(client, record, earlier)
         read = ExperimentSpec.model_validate(earlier)
@@ -100,7 +98,7 @@ class TestWarmStart:
 
 
 class TestPost:
-    def test_an_experiment_is_queued_and_found_where_the_answer_says(self, client, spec):
+    def test_a_posted_experiment_is_found_where_the_answer_says(self, client, spec):
         answer = client.post("/v1/experiments", json=spec())
         assert answer.status_code == 201
         found = client.get(answer.headers["Location"]).json()
@@ -127,9 +125,7 @@ class TestPost:
         assert other.status_code == 422
         assert len(client.get("/v1/experiments").json()["items"]) == 1
 
-    def test_a_post_is_one_transaction_and_eight_statements_however_long_the_queue(
-        self, client, record, spec
-    ):
+    def test_a_post_is_one_transaction_of_eight_statements(self, client, record, spec):
         statements: list[str] = []
 
         def trace(connection: Any, *_: Any) -> None:
@@ -168,9 +164,7 @@ class TestPost:
         assert found["trials"] == 2
         assert client.get("/v1/experiments").json()["items"] == []
 
-    def test_a_preview_says_how_many_trials_run_at_once_and_which_share_no_lanes(
-        self, client, launcher, spec
-    ):
+    def test_a_preview_says_how_many_trials_run_at_once(self, client, launcher, spec):
         launcher.room = Capacity(trials=5, problem=None, may_change=False)
         constructed = {"delay": 5, "symbols": 2, "hidden_size": 29}
         arms = [
@@ -238,7 +232,7 @@ REFUSED = {
 
 class TestRefusals:
     @pytest.mark.parametrize("wrong", REFUSED)
-    def test_a_spec_that_could_not_run_is_refused_when_posted_without_computing_a_point(
+    def test_a_spec_that_could_not_run_is_refused_without_a_point(
         self, client, spec, wrong, monkeypatch
     ):
         monkeypatch.setattr(Space, "point", None)
@@ -276,9 +270,7 @@ class TestRefusals:
         assert len(many["errors"]) == 21
         assert many["errors"][-1]["message"].startswith("and 15 more")
 
-    def test_a_lack_of_nodes_and_an_unknown_experiment_are_told_beside_others(
-        self, client, launcher, spec
-    ):
+    def test_missing_nodes_and_experiments_are_told_beside_others(self, client, launcher, spec):
         launcher.room = Capacity(trials=0, problem="no node has a GPU", may_change=False)
         space = {"optimizer.lr": {"low": 1e-3, "high": 1e-1, "log": True}}
         search = {"method": "tpe", "trials": 9, "space": space, "warm_start": ["0nothing"]}
@@ -292,7 +284,7 @@ class TestRefusals:
             "search.warm_start.0",
         }
 
-    def test_a_wrong_parameter_of_the_address_is_told_beside_a_wrong_body(self, client, spec):
+    def test_a_wrong_parameter_is_told_beside_a_wrong_body(self, client, spec):
         body = spec(serch={})
         found = client.post("/v1/experiments", params={"notify": ["x"] * 5}, json=body).json()
         assert [each["path"] for each in found["errors"]] == ["serch", "notify"]
@@ -472,7 +464,7 @@ class TestReading:
         assert all(listed[name] == whole[name] for name in set(listed) - changing)
         assert client.get(whole["links"]["page"]).status_code == 200
 
-    def test_a_cursor_that_no_page_gave_is_refused_even_if_its_types_fit(self, client, spec):
+    def test_a_made_up_cursor_is_refused_even_if_its_types_fit(self, client, spec):
         id = client.post("/v1/experiments", json=spec()).json()["id"]
         half, huge = "\ud800", 10**30
         for path, sort, key in (
@@ -495,7 +487,7 @@ class TestReading:
             items = client.get(f"/v1/experiments?{query}").json()["items"]
             assert [item["id"] for item in items] == [one], query
 
-    def test_a_state_that_does_not_exist_is_one_problem_with_all_that_do(self, client, spec):
+    def test_an_unknown_state_is_one_problem_that_lists_all(self, client, spec):
         queued = client.post("/v1/experiments", json=spec()).json()["id"]
         for path in ("/v1/experiments", f"/v1/experiments/{queued}/trials"):
             [problem] = client.get(path, params={"state": "lost"}).json()["errors"]
@@ -569,7 +561,7 @@ class TestReading:
         chart = f"&compareRunsMode=CHART&viewStateShareKey={ledger.experiment_id}"
         assert links["mlflow"] == f"{runs}{training}{chart}"
 
-    def test_the_catalogue_describes_every_model_and_task_from_the_code(self, client):
+    def test_the_catalogue_describes_every_model_and_task(self, client):
         for kind, registry in (("models", MODELS), ("tasks", TASKS)):
             listed = client.get(f"/v1/{kind}").json()["items"]
             assert {item["name"] for item in listed} == set(registry)
@@ -642,9 +634,7 @@ class TestReading:
         assert f"experiment {broken} is tried again: ConnectionError: its node" in detail
         assert other not in detail
 
-    def test_a_package_that_cannot_be_loaded_is_named_and_the_service_ready(
-        self, client, monkeypatch
-    ):
+    def test_the_service_is_ready_and_names_a_broken_package(self, client, monkeypatch):
         assert client.get("/readyz").json()["checks"]["packages"]["detail"] == ""
         problem = ("toy", "ImportError: No module named 'lab'")
         monkeypatch.setitem(MODELS._problems, "toy = lab:Toy (lab 1.0)", problem)
@@ -655,9 +645,7 @@ class TestReading:
             in (answer.json()["checks"]["packages"]["detail"])
         )
 
-    def test_without_space_for_new_trials_it_is_not_ready_and_says_where(
-        self, client, record, spec, monkeypatch
-    ):
+    def test_without_space_it_is_not_ready_and_says_where(self, client, record, spec, monkeypatch):
         assert client.get("/readyz").json()["checks"]["disk"] == {
             "ready": True,
             "detail": "",
@@ -668,9 +656,7 @@ class TestReading:
         assert answer.status_code == 503
         assert "has 1 MB free" in answer.json()["checks"]["disk"]["detail"]
 
-    def test_a_store_that_fails_or_hangs_makes_it_unready_with_words_and_soon(
-        self, client, monkeypatch
-    ):
+    def test_a_store_that_fails_or_hangs_makes_it_unready_soon(self, client, monkeypatch):
         monkeypatch.setattr(store_probe, "FRESH_SECONDS", 0.0)
         monkeypatch.setattr(store_probe, "PATIENCE_SECONDS", 0.2)
         store = client.app.state.service.store._store
@@ -693,9 +679,7 @@ class TestReading:
         back.set()
         wait_until(lambda: client.get("/readyz").status_code == 200, lambda: "not ready")
 
-    def test_what_an_experiment_waits_for_stands_in_lists_and_on_its_page(
-        self, client, record, spec
-    ):
+    def test_lists_and_pages_say_what_an_experiment_waits_for(self, client, record, spec):
         ledger = post_and_claim(client, record, spec())
         low = Notice("disk", "new trials wait: the disk is nearly full")
         ledger.record_notices(
@@ -780,7 +764,7 @@ class TestAccess:
         )
         assert guarded_client.get("/healthz").status_code == 200
 
-    def test_a_page_of_another_site_cannot_reach_a_service_without_token(self, client):
+    def test_another_site_cannot_reach_a_service_without_token(self, client):
         answer = client.get("/v1/experiments", headers={"Host": "evil.example:8642"})
         assert answer.status_code == 403
         assert client.get("/v1/experiments", headers={"Host": "localhost:8642"}).status_code == 200

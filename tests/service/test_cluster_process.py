@@ -107,7 +107,7 @@ def test_a_driver_is_told_where_ray_is_and_where_its_log_is(cluster, away):
     assert driver.log == str(away.with_name("logs") / "driver-e1.log")
 
 
-def test_a_ray_that_goes_away_is_told_at_once_and_nothing_is_asked_of_it(cluster, away):
+def test_a_ray_that_goes_away_is_told_and_asked_nothing(cluster, away):
     cluster.start()
     driver = cluster.launch("e1", {}, None, OPTIONS)
     assert (cluster.problem, driver.state()) == (None, "running")
@@ -119,7 +119,7 @@ def test_a_ray_that_goes_away_is_told_at_once_and_nothing_is_asked_of_it(cluster
             ask()
 
 
-def test_it_is_joined_again_when_it_is_back_and_drivers_that_outlived_that_are_found(cluster, away):
+def test_a_ray_that_is_back_is_joined_and_its_drivers_found(cluster, away):
     cluster.start()
     driver = cluster.launch("e1", {}, None, OPTIONS)
     lose_ray(cluster, away)
@@ -136,9 +136,7 @@ def test_it_is_joined_again_when_it_is_back_and_drivers_that_outlived_that_are_f
     assert (driver.state(), cluster.find("e1")) == ("lost", None)
 
 
-def test_a_death_is_the_drivers_own_if_ray_was_well_and_is_known_after_another_look(
-    cluster, monkeypatch
-):
+def test_a_death_is_the_drivers_own_if_ray_stays_well(cluster, monkeypatch):
     monkeypatch.setattr(cluster_process, "SURE_SECONDS", 0.2)
     cluster.start()
     driver = cluster.launch("e1", {}, None, OPTIONS)
@@ -152,7 +150,7 @@ def test_a_death_is_the_drivers_own_if_ray_was_well_and_is_known_after_another_l
     assert cluster_process.LaunchedDriver(other, cluster, cluster.starts).state() == "died"
 
 
-def test_soon_after_ray_did_not_answer_a_death_is_not_the_drivers_own(cluster, monkeypatch):
+def test_a_death_after_a_silence_of_ray_is_not_the_drivers_own(cluster, monkeypatch):
     cluster.start()
     driver = cluster.launch("e1", {}, None, OPTIONS)
     cluster._ill = time.monotonic()
@@ -164,7 +162,7 @@ def test_soon_after_ray_did_not_answer_a_death_is_not_the_drivers_own(cluster, m
     wait_until(lambda: later.state() == "died")
 
 
-def test_what_an_earlier_service_started_is_found_and_its_end_is_nobodys_fault(away, monkeypatch):
+def test_a_driver_of_an_earlier_service_ends_by_nobodys_fault(away, monkeypatch):
     cluster = make(away, monkeypatch, drivers=["e1"])
     cluster.start()
     driver = cluster.find("e1")
@@ -253,7 +251,7 @@ class TestALookAtRay:
         assert told == [("lost", "away"), 1]
         assert next(looks, "no more") == "no more"
 
-    def test_also_a_ray_whose_packets_are_lost_is_missed_within_five_seconds(self):
+    def test_a_ray_whose_packets_are_lost_is_missed_in_five_seconds(self):
         tick = 0.5  # the dispatcher's, which readyz asks
         a_look = served.CHECK_SECONDS + ray_cluster.LOOK_SECONDS
         assert served.STRIKES * a_look + tick < 5

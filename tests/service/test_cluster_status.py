@@ -110,9 +110,7 @@ def test_what_waits_says_why(client, ledger, spec, dispatcher):
     assert states["waiting_for_room"] == "no node has room for one of its trials now"
 
 
-def test_of_a_long_queue_the_first_are_listed_and_all_are_counted(
-    client, ledger, spec, monkeypatch
-):
+def test_a_long_queue_is_counted_and_its_first_are_listed(client, ledger, spec, monkeypatch):
     monkeypatch.setattr(cluster, "MOST_WAITING", 3)
     posted = [
         client.post("/v1/experiments", json=spec(name=str(n), priority=n)).json()["id"]
@@ -138,7 +136,7 @@ def test_trials_that_wait_are_counted_without_reading_them(client, ledger):
     assert (wait["experiment"], wait["trials"]) == (ledger.experiment_id, 2)
 
 
-def test_where_memory_holds_fewer_drivers_than_wanted_it_says_so(client, ledger, spec, dispatcher):
+def test_it_says_where_memory_holds_too_few_drivers(client, ledger, spec, dispatcher):
     dispatcher.max_experiments = 1
     client.post("/v1/experiments", json=spec(name="later"))
     found = client.get("/v1/cluster").json()

@@ -64,7 +64,7 @@ def compare(client):
     return compare
 
 
-def test_every_pair_is_tested_over_shared_seeds_and_corrected_together(run, compare):
+def test_every_pair_is_tested_over_shared_seeds_and_corrected(run, compare):
     id = run([("lstm", BAD), ("lstm", GOOD), ("gru", CLOSE), ("gru", BAD)])
     found = compare(f"{id}/lstm", f"{id}/2", f"{id}/0")
     assert [(s["trial"], s["chosen"]) for s in found["sides"]] == [
@@ -90,7 +90,7 @@ def test_every_pair_is_tested_over_shared_seeds_and_corrected_together(run, comp
     assert "is not distinguishable from" in found["pairs"][0]["valid"]["words"]
 
 
-def test_who_adds_seeds_and_looks_after_each_is_told_what_they_say_so_far(run, compare):
+def test_a_look_after_each_seed_tells_what_they_say_so_far(run, compare):
     id = run([("lstm", GOOD), ("gru", CLOSE), ("gru", BAD)])
     found = compare(f"{id}/0", f"{id}/2")
     seen = found["pairs"][0]["test"]["so_far"]
@@ -112,7 +112,7 @@ def test_who_adds_seeds_and_looks_after_each_is_told_what_they_say_so_far(run, c
     )
 
 
-def test_sides_that_differ_by_no_more_than_what_matters_are_equivalent(run, compare):
+def test_sides_that_differ_by_less_than_matters_are_equivalent(run, compare):
     id = run([("lstm", GOOD), ("gru", CLOSE)])
     open_ = compare(f"{id}/0", f"{id}/1", smallest=0.01)["pairs"][0]["test"]
     assert (open_["verdict"], open_["so_far"]["verdict"]) == ("not distinguishable",) * 2
@@ -127,7 +127,7 @@ def test_sides_that_differ_by_no_more_than_what_matters_are_equivalent(run, comp
     assert compare(f"{id}/0", f"{id}/1")["pairs"][0]["test"]["alike_p"] is None
 
 
-def test_an_experiment_is_its_best_trial_and_another_metric_has_its_own_direction(run, compare):
+def test_an_experiment_is_its_best_trial_by_any_metric(run, compare):
     a, b = run([("lstm", BAD), ("gru", GOOD)]), run([("lstm", BAD)])
     found = compare(a, b, metric="recall_accuracy")
     assert [side["trial"] for side in found["sides"]] == [1, 0]
@@ -216,7 +216,7 @@ def test_who_was_searched_longer_does_not_win_by_that(search, measure):
     assert pair["words"].startswith(f"At 4 trials each, on test data {id}/lstm reaches 0.264 (")
 
 
-def test_diverged_and_pruned_trials_are_trials_and_failed_ones_are_not(search, measure):
+def test_diverged_and_pruned_trials_count_and_failed_do_not(search, measure):
     trials = [
         *LONG[:4],
         ("lstm", "diverged", 0.05),
@@ -237,7 +237,7 @@ def test_diverged_and_pruned_trials_are_trials_and_failed_ones_are_not(search, m
     assert side["words"].endswith("; 2 more failed, were cancelled or are not over")
 
 
-def test_a_model_that_is_cheap_may_have_more_trials_in_the_same_hours(search, measure, record):
+def test_a_cheap_model_may_have_more_trials_in_the_same_hours(search, measure, record):
     id = search([*LONG, *SHORT])
     spend(record, id, 360.0, "lstm")
     found = measure(f"{id}/lstm", f"{id}/gru")
@@ -292,7 +292,7 @@ def test_effort_is_told_on_a_terminal(search, measure):
     assert any(line.startswith("At 4 trials each, on test data") for line in lines)
 
 
-def test_a_name_that_means_nothing_is_refused_with_what_there_is(run, client, spec):
+def test_a_name_of_nothing_is_refused_with_what_there_is(run, client, spec):
     id = run([("lstm", GOOD)])
     queued = client.post("/v1/experiments", json=spec()).json()["id"]
     for names, query, status, words in [

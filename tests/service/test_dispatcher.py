@@ -51,7 +51,7 @@ def ids(launcher: Any) -> list[str]:
 
 
 class TestDispatcher:
-    def test_it_starts_no_more_than_it_may_and_the_rest_when_there_is_room(
+    def test_it_starts_as_many_as_it_may_and_the_rest_later(
         self, dispatcher, launcher, record, post
     ):
         first, second, third = post(), post(), post()
@@ -62,7 +62,7 @@ class TestDispatcher:
         dispatcher.tick()
         assert ids(launcher) == [first, second, third]
 
-    def test_it_puts_the_queue_in_order_only_where_one_of_it_could_start(
+    def test_it_orders_the_queue_only_where_one_could_start(
         self, dispatcher, launcher, record, post, monkeypatch
     ):
         works, looks = record.list_queued, []
@@ -80,7 +80,7 @@ class TestDispatcher:
         dispatcher.tick()
         assert (ids(launcher), len(looks)) == (posted[:3], 2)
 
-    def test_one_that_could_not_be_started_is_forgotten_once_it_is_cancelled(
+    def test_one_that_could_not_start_is_forgotten_once_cancelled(
         self, dispatcher, launcher, record, post, monkeypatch
     ):
         broken, works = post(), record.claim
@@ -93,7 +93,7 @@ class TestDispatcher:
         dispatcher.tick()
         assert dispatcher.problems == {}
 
-    def test_each_user_gets_one_before_anybody_has_another_as_far_as_there_is_room(
+    def test_each_user_gets_one_before_anybody_has_another(
         self, dispatcher, launcher, record, spec
     ):
         dispatcher.max_of_all = 4
@@ -119,9 +119,7 @@ class TestDispatcher:
         dispatcher.tick()
         assert ids(launcher)[5:] == [others[0]]
 
-    def test_the_next_is_started_while_the_last_is_still_being_delivered(
-        self, dispatcher, launcher, post
-    ):
+    def test_the_next_is_started_while_the_last_is_delivered(self, dispatcher, launcher, post):
         dispatcher.max_experiments = 1
         post(), post()
         dispatcher.tick()
@@ -148,9 +146,7 @@ class TestDispatcher:
         dispatcher.tick()
         assert len(launcher.launched) == 2
 
-    def test_drivers_that_keep_dying_without_progress_fail_the_experiment(
-        self, record, launcher, post
-    ):
+    def test_drivers_that_keep_dying_fail_the_experiment(self, record, launcher, post):
         clock = iter(range(0, 10**9, 1000))
         dispatcher = Dispatcher(
             record, launcher=launcher, options=OPTIONS, clock=lambda: next(clock)
@@ -163,7 +159,7 @@ class TestDispatcher:
         assert row.state == "failed"
         assert f"died {MOST_DEATHS} times without any progress: out of luck" in str(row.error)
 
-    def test_drivers_that_are_killed_again_and_again_while_trials_train_on_are_no_failure(
+    def test_drivers_killed_while_trials_train_on_are_no_failure(
         self, record, launcher, post, tmp_path
     ):
         clock = iter(range(0, 10**9, 1000))
@@ -194,7 +190,7 @@ class TestDispatcher:
         dispatcher.tick()
         assert record.row(id).state == "failed", "no step was committed any more"
 
-    def test_a_death_while_the_store_hangs_holds_nobody_up_and_is_not_counted(
+    def test_a_death_while_the_store_hangs_is_not_counted(
         self, record, launcher, post, tmp_path, monkeypatch
     ):
         goes_on = threading.Event()
@@ -228,9 +224,7 @@ class TestDispatcher:
             Death("nobody saw how its process ended", "unseen"),
         ],
     )
-    def test_drivers_whose_death_is_not_their_own_are_started_again_however_often(
-        self, record, launcher, post, death
-    ):
+    def test_deaths_that_are_not_the_drivers_own_never_count(self, record, launcher, post, death):
         now = [0.0]
         dispatcher = Dispatcher(record, launcher=launcher, options=OPTIONS, clock=lambda: now[0])
         id = post()
@@ -263,9 +257,7 @@ class TestDispatcher:
         assert (record.row(id).state, record.row(id).deaths) == ("starting", 0)
         assert len(launcher.launched) == 2 * MOST_DEATHS + 1
 
-    def test_it_is_not_given_up_when_ray_is_lost_and_goes_on_at_once(
-        self, dispatcher, launcher, record, post
-    ):
+    def test_it_goes_on_at_once_when_a_lost_ray_is_back(self, dispatcher, launcher, record, post):
         id = post()
         dispatcher.tick()
         for _ in range(2 * MOST_DEATHS):
@@ -294,7 +286,7 @@ class TestDispatcher:
             dispatcher.tick()
         assert ids(launcher) == [id, id]
 
-    def test_one_that_is_deleted_while_it_is_looked_at_gets_no_driver(
+    def test_one_deleted_while_it_is_looked_at_gets_no_driver(
         self, dispatcher, launcher, record, post, monkeypatch
     ):
         id = post()
@@ -304,7 +296,7 @@ class TestDispatcher:
         assert (launcher.launched, record.row(id).state) == ([], "deleting")
         assert dispatcher.problems == {}
 
-    def test_a_new_service_finds_the_drivers_that_outlived_the_old_one(
+    def test_a_new_service_finds_drivers_that_outlived_the_old(
         self, dispatcher, launcher, record, post
     ):
         id = post()
@@ -313,7 +305,7 @@ class TestDispatcher:
         Dispatcher(record, launcher=launcher, options=OPTIONS).tick()
         assert ids(launcher) == [id]
 
-    def test_a_new_service_starts_again_what_did_not_outlive_the_old_one(
+    def test_a_new_service_starts_again_what_died_with_the_old(
         self, dispatcher, launcher, record, post
     ):
         running, waiting = post(), post()
@@ -390,7 +382,7 @@ class TestDeliveries:
         self.let_drivers_see(launcher, delivers=True)
         assert (record.row(id).tracked, record.row(id).notices) == (True, None)
 
-    def test_one_that_cannot_be_delivered_leaves_the_others_their_turn(
+    def test_one_that_cannot_be_delivered_holds_up_no_other(
         self, dispatcher, launcher, record, post, clock
     ):
         posted = [post() for _ in range(6)]
@@ -405,7 +397,7 @@ class TestDeliveries:
             clock.seconds += 1.0
         assert [record.row(id).tracked for id in posted] == [False] * 4 + [True] * 2
 
-    def test_one_that_dies_again_and_again_is_told_and_logged_whole_once(
+    def test_one_that_dies_again_and_again_is_logged_whole_once(
         self, dispatcher, launcher, record, post, clock, caplog
     ):
         id = post()
@@ -451,7 +443,7 @@ class TestTrouble:
         dispatcher.clock = Clock()
         return dispatcher.clock
 
-    def test_a_driver_that_cannot_be_asked_leaves_the_others_their_turn(
+    def test_a_driver_that_cannot_be_asked_holds_up_no_other(
         self, dispatcher, launcher, post, clock, monkeypatch, caplog
     ):
         broken, other, queued = post(), post(), post()
@@ -486,7 +478,7 @@ class TestTrouble:
         assert dispatcher.problems == {}
         assert launcher.launched == [driver]
 
-    def test_a_driver_that_cannot_be_started_leaves_the_others_their_turn(
+    def test_a_driver_that_cannot_be_started_holds_up_no_other(
         self, dispatcher, launcher, record, post, clock, monkeypatch
     ):
         works, tried = launcher.launch, []
@@ -511,7 +503,7 @@ class TestTrouble:
         assert ids(launcher) == [other, broken]
         assert record.row(broken).deaths == 0
 
-    def test_one_that_cannot_be_claimed_lets_the_next_in_the_queue_pass(
+    def test_one_that_cannot_be_claimed_lets_the_next_pass(
         self, dispatcher, launcher, record, post, clock, monkeypatch
     ):
         works, (broken, *others) = record.claim, [post() for _ in range(3)]
@@ -553,7 +545,7 @@ class TestTrouble:
         dispatcher.tick()
         assert len(launcher.launched) == 2
 
-    def test_a_database_that_is_away_is_one_line_of_the_log_until_it_is_back(
+    def test_a_database_that_is_away_is_one_line_of_the_log(
         self, record, launcher, post, monkeypatch, caplog
     ):
         looks = []
@@ -596,7 +588,7 @@ class TestTrouble:
             dispatcher.stop()
         assert min(b - a for a, b in pairwise(looks)) >= LEAST_INTERVAL
 
-    def test_a_cluster_that_starts_no_driver_at_all_is_told_and_tried_again(
+    def test_a_cluster_without_drivers_is_told_and_tried_again(
         self, record, launcher, post, monkeypatch, caplog
     ):
         dispatcher = Dispatcher(record, interval=0.02)

@@ -131,7 +131,7 @@ def test_two_users_share_the_places_as_soon_as_trials_end(cluster):
         assert {entry.state for entry in driver.sweep.tried} <= OUTCOMES
 
 
-def test_a_third_one_that_finds_no_share_waits_and_begins_when_there_is_one(cluster):
+def test_one_without_a_share_waits_until_there_is_one(cluster):
     cluster.post("anna", 4, priority=1)
     last = cluster.post("ben", 2)
     cluster.tick()
@@ -158,7 +158,7 @@ def test_a_priority_that_is_changed_counts_for_what_runs(cluster, record):
     assert cluster.state(first) == "waiting_for_room"
 
 
-def test_a_pause_and_a_dead_driver_leave_their_places_to_the_others(cluster, record):
+def test_a_pause_and_a_dead_driver_leave_their_slots_to_others(cluster, record):
     first, second = cluster.post("anna", 40), cluster.post("ben", 40)
     cluster.tick()
     cluster.tick()
@@ -171,7 +171,7 @@ def test_a_pause_and_a_dead_driver_leave_their_places_to_the_others(cluster, rec
     assert first.ledger.find_allotment() == Allotment()
 
 
-def test_while_nobody_computes_shares_drivers_keep_theirs_and_new_ones_get_one(cluster):
+def test_drivers_keep_shares_while_nobody_computes_them(cluster):
     first = cluster.post("anna", 40)
     cluster.tick()
     cluster.tick()
@@ -187,7 +187,7 @@ def test_while_nobody_computes_shares_drivers_keep_theirs_and_new_ones_get_one(c
     assert first.ledger.find_allotment().trials == 2
 
 
-def test_shares_are_computed_again_only_where_what_is_wanted_has_changed(cluster, monkeypatch):
+def test_shares_are_computed_anew_only_where_wants_changed(cluster, monkeypatch):
     computed: list[int] = []
     monkeypatch.setattr(
         shares_module, "share_out", lambda some: computed.append(len(some)) or share_out(some)
@@ -215,7 +215,7 @@ def test_the_dispatcher_keeps_shares_also_while_ray_is_away(cluster, dispatcher,
     assert [each.ledger.find_allotment().trials for each in (first, second)] == [2, 2]
 
 
-def test_what_an_experiment_may_have_is_kept_beside_what_it_wants_in_both_databases(each_url, spec):
+def test_both_databases_keep_wants_and_shares(each_url, spec):
     record, ledgers = Record(each_url), []
     for number in range(2):
         content = ExperimentSpec.model_validate(spec(name=str(number)))

@@ -79,7 +79,7 @@ class TestRunner:
             hangs.open.set()
             runner.stop()
 
-    def test_those_of_a_kind_are_done_one_after_another_the_longest_due_first(self, jobs):
+    def test_jobs_of_a_kind_are_done_in_turn_the_longest_due_first(self, jobs):
         handler = Webhooks(jobs)
         handler.open.set()
         for key, due_at in (("b", 2.0), ("a", 3.0), ("c", 1.0), ("later", 99.0)):
@@ -167,7 +167,7 @@ class TestStatesInFiles:
         take_over(record.url, home)
         assert self.read(record, home) == found
 
-    def test_what_was_open_is_due_in_its_order_with_its_whole_request(self, record, home):
+    def test_open_work_is_due_in_its_order_with_its_request(self, record, home):
         take_over(record.url, home)
         due = Jobs(record.url).list_due("analysis", 2e9)
         assert [job.state for job in due] == ["running", "queued"]
@@ -193,9 +193,7 @@ class TestStatesInFiles:
         found = self.read(record, home)
         assert found == {name: STATES[name] for name in found}
 
-    def test_what_the_record_has_is_left_and_a_damaged_file_is_passed_over(
-        self, record, home, caplog
-    ):
+    def test_known_work_is_left_and_a_damaged_file_passed_over(self, record, home, caplog):
         first = next(iter(home.glob("analyses/*")))
         Jobs(record.url).put(make("analysis", first.name))
         (home / "reproductions/0000000000000002/state.json").write_text("{")

@@ -120,7 +120,7 @@ class TestLeadership:
             assert not other.hold()
             first.stop()
 
-    def test_its_heartbeat_is_told_and_counted_by_the_clock_of_who_reads(self, lead, make):
+    def test_a_heartbeat_is_counted_by_the_clock_of_who_reads(self, lead, make):
         mine, theirs = [0.0], [1000.0]
         leader = lead("one", clock=lambda: mine[0])
         waits = make(clock=lambda: theirs[0])
@@ -157,9 +157,7 @@ def fail() -> bool:
 
 
 class TestPostgresql:
-    def test_a_connection_that_is_cut_is_made_anew_and_the_lead_goes_on(
-        self, postgresql_url, request
-    ):
+    def test_a_cut_connection_is_made_anew_and_the_lead_goes_on(self, postgresql_url, request):
         leader = Leadership(postgresql_url)
         request.addfinalizer(leader.stop)
         assert leader.hold()
@@ -238,7 +236,7 @@ class TestTwoServices:
         assert len(launcher.launched) == 1
 
     @pytest.mark.parametrize("error", [None, NotDoneError("away"), KeyError("a bug")])
-    def test_one_that_lost_the_lead_meanwhile_writes_no_end_of_a_job(self, lead, each_url, error):
+    def test_one_that_lost_the_lead_writes_no_end_of_a_job(self, lead, each_url, error):
         old, new = Record(each_url), Record(each_url)
         old.leadership = lead("one")
         jobs = Jobs(each_url, old.fence)

@@ -38,9 +38,7 @@ class TestRecordLedger:
         assert kinds[-2:] == ["trial.cancelled", "experiment.cancelled"]
 
     @pytest.mark.parametrize("after", ["pause", "end"])
-    def test_notices_are_kept_while_they_last_and_each_change_is_an_event(
-        self, record, spec, after
-    ):
+    def test_notices_are_kept_and_each_change_is_an_event(self, record, spec, after):
         ledger = post_and_claim(record, spec())
         low = Notice("disk", "new trials wait: the disk is nearly full")
         for told in ([], [low], [low], [], [low]):
@@ -57,7 +55,7 @@ class TestRecordLedger:
         ledger.record_notices([low])
         assert record.row(ledger.experiment_id).notices is None, "it has no driver any more"
 
-    def test_why_it_is_not_delivered_is_told_after_its_end_and_until_it_is(self, record, spec):
+    def test_an_end_tells_why_it_is_not_delivered_yet(self, record, spec):
         ledger = post_and_claim(record, spec())
         ledger.end("completed")
         away = Notice("delivery", "not delivered yet: MLflow does not answer")
@@ -66,7 +64,7 @@ class TestRecordLedger:
         ledger.set_tracked()
         assert record.row(ledger.experiment_id).notices is None
 
-    def test_a_delivery_that_is_held_is_told_and_its_driver_shut_out(self, record, spec):
+    def test_a_held_delivery_is_told_and_its_driver_shut_out(self, record, spec):
         ledger = post_and_claim(record, spec())
         id = ledger.experiment_id
         record.hold_delivery(id, "it runs yet")
@@ -91,7 +89,7 @@ class TestRecordLedger:
         with pytest.raises(WrongStateError):
             record.cancel(ledger.experiment_id)
 
-    def test_a_result_is_stored_under_the_names_that_it_was_always_stored_under(self, record, spec):
+    def test_a_result_is_stored_under_the_names_of_old(self, record, spec):
         ledger = post_and_claim(record, spec())
         ledger.open(0, "scornn", {}, CONFIG, "abc")
         ledger.begin(0)
@@ -201,7 +199,7 @@ class TestRecordLedger:
         assert len(answers) == 2
         assert (ledger.load()[0].attempt, ledger.begin(0)) == (1, 2)
 
-    def test_a_report_that_comes_again_changes_nothing_and_is_one_event(self, record, spec):
+    def test_a_report_that_comes_again_changes_nothing(self, record, spec):
         ledger = post_and_claim(record, spec())
         ledger.open(0, "scornn", {}, CONFIG, "abc")
         ledger.begin(0)
@@ -221,7 +219,7 @@ class TestRecordLedger:
         ledger.finish(0, 1, "failed", Result(step=15))
         assert record.trial(ledger.experiment_id, 0).trial.step == 20
 
-    def test_a_trial_with_more_seeds_ranks_before_better_means_of_fewer(self, record, spec):
+    def test_more_seeds_rank_before_better_means_of_fewer(self, record, spec):
         ledger = post_and_claim(record, spec())
         for number, value in enumerate((0.1, 0.4, 0.3)):
             ledger.open(number, "scornn", {}, CONFIG, f"h{number}")
@@ -256,7 +254,7 @@ class TestRecordLedger:
             away.load()
 
 
-def test_with_sqlite_only_the_begin_of_an_attempt_waits_for_the_disk(each_url, spec):
+def test_only_the_begin_of_an_attempt_waits_for_the_disk(each_url, spec):
     ledger = post_and_claim(Record(each_url), spec())
     is_sqlite = each_url.startswith("sqlite")
     question = "PRAGMA synchronous" if is_sqlite else "SHOW synchronous_commit"
@@ -275,7 +273,7 @@ def test_with_sqlite_only_the_begin_of_an_attempt_waits_for_the_disk(each_url, s
     assert found == [not is_sqlite, True, not is_sqlite, not is_sqlite] * 2
 
 
-def test_a_driver_s_process_holds_few_connections_and_a_service_s_many():
+def test_a_driver_holds_few_connections_and_a_service_many():
     here = RecordLedger("postgresql://me@nowhere/here", "e", 1)
     urls = here.url, "postgresql://me@nowhere/there"
     pickle.loads(pickle.dumps(dataclasses.replace(here, url=urls[1])))

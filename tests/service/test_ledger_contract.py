@@ -130,7 +130,7 @@ class TestEveryLedger:
         (entry,) = ledger.load()
         assert (entry.arm, entry.state) == ("scornn", "running")
 
-    def test_an_interrupted_trial_waits_and_begins_with_the_next_attempt(self, ledger):
+    def test_an_interrupted_trial_waits_for_its_next_attempt(self, ledger):
         ledger.open(0, "scornn", {}, CONFIG, "abc")
         ledger.interrupt(0, ledger.begin(0), "its process was lost")
         assert ledger.load()[0].state == "waiting"
@@ -149,7 +149,7 @@ class TestEveryLedger:
                 write()
         assert ledger.load()[0].state == "running"
 
-    def test_what_is_reported_with_an_end_is_written_with_it_and_once(self, ledger):
+    def test_reports_that_come_with_an_end_are_written_once(self, ledger):
         ledger.open(0, "scornn", {}, CONFIG, "abc")
         ledger.begin(0)
         for metrics in ({"valid/loss": 0.25}, {"valid/loss": 9.0}):
@@ -193,7 +193,7 @@ class TestEveryLedger:
         ):
             assert ledger.find_finished(*other) is None
 
-    def test_a_result_of_other_code_than_its_hash_names_is_not_found(self, ledger):
+    def test_a_result_of_other_code_than_named_is_not_found(self, ledger):
         for number, trained_by in enumerate(["aaaa,bbbb", "bbbb", None, "aaaa"]):
             ledger.open(number, "scornn", {}, {**CONFIG, "code": "aaaa"}, "abc")
             ledger.begin(number)
@@ -215,7 +215,7 @@ class TestEveryLedger:
         assert ledger.find_shorter("abc", 3, 1, 20) is None
         assert ledger.find_shorter("abd", 3, 1, 100) is None
 
-    def test_a_result_of_more_seeds_is_found_for_fewer_and_cut_to_them(self, ledger):
+    def test_a_result_of_more_seeds_is_cut_to_fewer(self, ledger):
         self.complete_three_seeds(ledger)
         assert ledger.find_finished("abc", 3, 4, 100) is None
         assert ledger.find_finished("abc", 4, 2, 100) is None
@@ -232,9 +232,7 @@ class TestEveryLedger:
             assert ledger.find_part(*other) is None
 
     @pytest.mark.parametrize(("others", "is_found"), [("completed", True), (None, False)])
-    def test_seeds_beside_one_that_diverged_are_part_of_more_if_they_came_to_their_end(
-        self, ledger, others, is_found
-    ):
+    def test_ended_seeds_beside_a_diverged_one_are_part_of_more(self, ledger, others, is_found):
         ledger.open(0, "scornn", {}, THREE, "abc")
         seeds = [dataclasses.replace(self.seed(seed), outcome=others) for seed in (3, 5)]
         seeds.insert(1, dataclasses.replace(self.seed(4), outcome="diverged", value=None))
@@ -269,7 +267,7 @@ class TestEveryLedger:
         ledger.reopen(0, THREE | {"replicates": 5}, "seeds 6 to 7 of the race")
         return ledger.begin(0)
 
-    def test_a_trial_that_is_opened_again_keeps_its_result_until_it_has_a_new_one(self, ledger):
+    def test_a_reopened_trial_keeps_its_result_until_a_new_one(self, ledger):
         old = self.complete_three_seeds(ledger)
         ledger.reopen(0, THREE | {"replicates": 5}, "seeds 6 to 7 of the race")
         ledger.reopen(0, THREE | {"replicates": 9}, "a call that came again")
@@ -284,9 +282,7 @@ class TestEveryLedger:
         assert (entry.result.replicates, entry.config["replicates"]) == (5, 5)
 
     @pytest.mark.parametrize("outcome", ["failed", "stalled", "cancelled"])
-    def test_what_fails_or_is_cancelled_after_it_was_opened_again_is_what_it_was(
-        self, ledger, outcome
-    ):
+    def test_a_reopened_trial_that_fails_is_what_it_was(self, ledger, outcome):
         old = self.complete_three_seeds(ledger)
         attempt = self.reopen(ledger)
         ledger.finish(0, attempt, outcome, None, "words")
@@ -295,16 +291,14 @@ class TestEveryLedger:
         assert (entry.earlier, entry.tracked) == (None, False)
         assert (entry.error is None) == (outcome == "cancelled")
 
-    def test_the_end_of_an_experiment_brings_back_what_was_opened_again(self, ledger):
+    def test_the_end_of_an_experiment_restores_reopened_trials(self, ledger):
         old = self.complete_three_seeds(ledger)
         self.reopen(ledger)
         ledger.end("cancelled")
         (entry,) = ledger.load()
         assert (entry.state, entry.result, entry.config) == ("completed", old, THREE)
 
-    def test_a_failed_trial_that_is_opened_again_and_fails_has_failed_with_the_new_error(
-        self, ledger
-    ):
+    def test_a_reopened_failure_that_fails_has_the_new_error(self, ledger):
         ledger.open(0, "scornn", {}, CONFIG, "abc")
         ledger.finish(0, ledger.begin(0), "failed", None, "first")
         ledger.reopen(0, CONFIG, "another try")
@@ -330,7 +324,7 @@ class TestEveryLedger:
         ledger.end_round(60, {1: later})
         assert ledger.load()[1].lineage == (TAKEOVER, later)
 
-    def test_a_trial_that_changed_on_the_way_is_no_result_of_its_configuration(self, ledger):
+    def test_a_trial_that_changed_is_no_result_of_its_start(self, ledger):
         for number in range(2):
             ledger.open(number, "scornn", {}, CONFIG, "abc")
         ledger.end_round(40, {0: TAKEOVER})
@@ -418,14 +412,14 @@ class TestEveryLedger:
         ledger.open(1, "scornn", {}, CONFIG, "abd")
         assert [entry.sampler_state for entry in ledger.load()] == [{"cma:n": 4}, {}]
 
-    def test_a_cancellation_that_was_accepted_at_the_end_is_what_is_recorded(self, subject):
+    def test_a_cancellation_accepted_at_the_end_is_recorded(self, subject):
         subject.cancel()
         assert subject.ledger.end("completed") == "cancelled"
 
     def test_an_end_that_nobody_has_cancelled_is_recorded_as_it_is(self, ledger):
         assert ledger.end("completed") == "completed"
 
-    def test_a_pause_takes_running_trials_back_and_is_refused_where_nobody_wants_it(self, subject):
+    def test_a_pause_that_nobody_wants_is_refused(self, subject):
         ledger = subject.ledger
         for number in range(2):
             ledger.open(number, "scornn", {}, CONFIG, f"hash {number}")
@@ -451,7 +445,7 @@ class TestEveryLedger:
         subject.ledger.record_phase("starting")
         assert subject.ledger.intent() == "cancel"
 
-    def test_it_may_have_nothing_before_it_was_asked_for_and_all_where_it_is_alone(self, ledger):
+    def test_alone_it_may_have_all_and_unasked_nothing(self, ledger):
         assert ledger.find_allotment() == Allotment()
         ledger.record_demand(Demand(3, {"CPU": 0.25}))
         assert ledger.find_allotment() == Allotment(trials=3)

@@ -95,7 +95,7 @@ class TestRecord:
             == 3
         )
 
-    def test_what_mlflow_holds_moves_from_the_backlog_to_what_was_delivered(self, url, ledger_of):
+    def test_deliveries_leave_the_backlog_and_are_counted(self, url, ledger_of):
         ledger = ledger_of()
         for number in range(3):
             _end_trial(url, ledger, number, 1.0)
@@ -202,7 +202,7 @@ class TestRecord:
 
 
 class TestRequests:
-    def test_latencies_have_the_template_of_the_route_and_never_the_path(self, client):
+    def test_latencies_are_labelled_by_route_and_never_by_path(self, client):
         HTTP_SECONDS.clear()
         client.get("/v1/experiments/0000000000000")
         client.get("/v1/experiments/0000000000001")
@@ -273,7 +273,7 @@ class TestDeploy:
         places = [tuple(panel["gridPos"].values()) for panel in board["panels"]]
         assert len(set(places)) == len(places)
 
-    def test_the_dashboard_shows_experiments_in_every_state_that_is_not_an_end(self):
+    def test_the_dashboard_shows_every_state_that_is_not_an_end(self):
         board = json.loads((DEPLOY / "grafana" / "eigensweep.json").read_text())
         expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
         (states,) = [each for each in expressions if each.startswith("eigensweep_experiments{")]
@@ -291,7 +291,7 @@ class TestDeploy:
         assert named_in([alert["expr"] for alert in alerts]) - exported_names() == set()
         assert all(alert["annotations"]["description"] for alert in alerts)
 
-    def test_the_scrape_example_asks_for_metrics_with_a_token_from_a_file(self):
+    def test_the_scrape_example_has_its_token_in_a_file(self):
         content = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
         (job,) = content["scrape_configs"]
 

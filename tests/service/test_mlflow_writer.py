@@ -268,7 +268,7 @@ class OtherServer(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-def test_a_server_of_somebody_elses_gets_one_run_after_the_other(tmp_path: Path) -> None:
+def test_another_server_gets_one_run_after_the_other(tmp_path: Path) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), OtherServer) as other:
         Thread(target=other.serve_forever, daemon=True).start()
         runs = Runs(f"http://127.0.0.1:{other.server_address[1]}", "a project", "e1")

@@ -66,14 +66,14 @@ class TestSchema:
         with pytest.raises(NewerRecordError, match="EIGENSWEEP_HOME"):
             migrate(url)
 
-    def test_a_record_from_before_the_baseline_is_told_the_way_and_left_alone(self, url):
+    def test_a_record_before_the_baseline_is_told_the_way(self, url):
         with database.engine(url).execution_options(writes=True).begin() as connection:
             connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0022'")
         with pytest.raises(OlderRecordError, match="start it once with Eigensweep"):
             migrate(url)
         assert compare_versions(url)[0] == "0022"
 
-    def test_a_database_that_cannot_be_reached_at_the_start_is_told_in_words(self, tmp_path):
+    def test_a_database_out_of_reach_is_told_in_words(self, tmp_path):
         with pytest.raises(RecordUnusableError, match="EIGENSWEEP_DATABASE_URL"):
             migrate(f"sqlite:///{tmp_path}/nowhere/record.db")
         (tmp_path / "text.db").write_text("no database, but a text that is long enough " * 9)
@@ -127,7 +127,7 @@ class TestQueue:
             add(record, spec(name="another"), "k")
         assert len(record.experiments()) == 1
 
-    def test_cancelling_what_waits_is_immediate_and_leaves_nothing_to_drive(self, record, spec):
+    def test_what_waits_is_cancelled_at_once_with_nothing_to_drive(self, record, spec):
         id = add(record, spec())
         record.cancel(id)
         record.cancel(id)
@@ -142,9 +142,7 @@ class TestQueue:
         with pytest.raises(WrongStateError, match="completed"):
             record.cancel(ledger.experiment_id)
 
-    def test_a_claim_notes_the_steps_that_were_trained_before_it_and_not_the_reused_ones(
-        self, record, spec
-    ):
+    def test_a_claim_notes_the_steps_before_it_without_reused_ones(self, record, spec):
         ledger = post_and_claim(record, spec())
         assert record.row(ledger.experiment_id).claimed_steps == 0
         for number, outcome in enumerate(["completed", "reused", "pruned"]):
@@ -154,7 +152,7 @@ class TestQueue:
         record.claim(ledger.experiment_id)
         assert record.row(ledger.experiment_id).claimed_steps == 10 + 12
 
-    def test_giving_up_fails_the_experiment_and_shuts_its_last_driver_out(self, record, spec):
+    def test_giving_up_fails_it_and_shuts_its_last_driver_out(self, record, spec):
         ledger = post_and_claim(record, spec())
         record.give_up(ledger.experiment_id, "its drivers died")
         row = record.row(ledger.experiment_id)
@@ -288,7 +286,7 @@ class TestPages:
             steps.append(counter.steps)
         assert steps[1] < 1.2 * steps[0]
 
-    def test_an_experiment_costs_the_same_however_many_trials_it_has(self, record, spec):
+    def test_an_experiment_costs_the_same_with_many_trials(self, record, spec):
         steps = []
         for trials in (1_000, 10_000):
             id = self.fill(record, spec(), trials)

@@ -187,7 +187,7 @@ class TestDelete:
         assert list((removal.folder / "deletions").iterdir()) == []
 
     @pytest.mark.usefixtures("_in_this_process")
-    def test_a_driver_that_still_delivers_may_not_write_and_is_waited_for(self, removal):
+    def test_a_driver_that_delivers_is_shut_out_and_waited_for(self, removal):
         class Driver:
             now: Any = "running"
 
@@ -224,7 +224,7 @@ class TestDelete:
         with pytest.raises(ExperimentNotFoundError):
             removal.record.row(removal.id)
 
-    def test_what_cannot_be_removed_now_is_tried_again_after_a_pause(self, removal, monkeypatch):
+    def test_what_cannot_be_removed_now_is_tried_again_later(self, removal, monkeypatch):
         removal.record.delete(removal.id)
         problems = ["MLflow is away", None]
         monkeypatch.setattr(removal.deleter.handler, "_remove_files", lambda id: problems.pop(0))

@@ -189,9 +189,7 @@ class TestDeaths:
         assert files(storage, id, 0) == files(storage, id, 1) == []
         assert find_rule(record, id) is None
 
-    def test_a_trial_that_is_tried_again_meanwhile_keeps_its_new_commits(
-        self, record, storage, id, make
-    ):
+    def test_a_trial_tried_again_meanwhile_keeps_its_new_commits(self, record, storage, id, make):
         record.prune(id, "none")
         trials = record.list_ended_trials(id)
         record.retry(id)
@@ -208,9 +206,7 @@ class TestDeaths:
 
 
 class TestGoingOn:
-    def test_a_longer_budget_is_refused_where_the_checkpoints_are_gone(
-        self, client, record, id, content
-    ):
+    def test_a_longer_budget_without_checkpoints_is_refused(self, client, record, id, content):
         longer = {**content, "training": {**content["training"], "steps": 2 * STEPS}}
         record.prune(id, "last")
         record.prune(id, "best")
@@ -221,9 +217,7 @@ class TestGoingOn:
         assert f"eigensweep fork {id}" in answer.json()["detail"]
         assert record.row(id).state == "completed"
 
-    def test_with_the_last_ones_it_goes_on_and_more_trials_always_do(
-        self, client, record, id, storage, content, make
-    ):
+    def test_with_the_last_checkpoints_it_goes_on(self, client, record, id, storage, content, make):
         record.prune(id, "last")
         make().tick()
         longer = {**content, "training": {**content["training"], "steps": 2 * STEPS}}
@@ -232,7 +226,7 @@ class TestGoingOn:
         work = Attempt(make_attempt(id, 0, 2, config, storage), "cpu")
         assert work.reached_step == STEPS
 
-    def test_after_none_a_retry_says_that_it_begins_anew_and_its_curve_has_no_gap(
+    def test_without_checkpoints_a_retry_begins_anew_and_says_so(
         self, client, record, id, storage, make
     ):
         key = replicate_key(id, 1, 0)
@@ -314,9 +308,7 @@ class TestCorpora:
 
 
 class TestSchedule:
-    def test_it_prunes_what_is_old_enough_once_and_again_what_was_taken_up(
-        self, record, storage, id, make
-    ):
+    def test_it_prunes_once_and_again_what_was_taken_up(self, record, storage, id, make):
         ended = record.row(id).finished_at
         now = [ended + 9 * DAY]
         pruner = make(RetentionRule("best", 10, 24), clock=lambda: now[0])
@@ -383,7 +375,7 @@ class TestRoute:
 
 
 class TestDiskUse:
-    def test_parts_users_and_experiments_are_told_and_others_see_their_own(
+    def test_storage_is_told_by_part_user_and_experiment(
         self, client, record, id, storage, content, settings
     ):
         other = train(record, storage, content, "bob")

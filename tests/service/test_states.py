@@ -80,7 +80,7 @@ def id(record: Record, spec: Any) -> str:
 
 class TestTable:
     @pytest.mark.parametrize("state", EXPERIMENT_STATES)
-    def test_an_experiment_may_move_as_the_table_says_and_in_no_other_way(self, state):
+    def test_an_experiment_may_move_only_as_the_table_says(self, state):
         for following in EXPERIMENT_STATES:
             experiment = ExperimentRow(id="e1", state=state)
             with Session() as session:
@@ -114,7 +114,7 @@ class TestTable:
 
 
 @pytest.mark.parametrize("state", EXPERIMENT_STATES)
-def test_each_state_allows_the_actions_of_the_table_and_refuses_all_others_in_words(
+def test_each_state_allows_the_actions_of_the_table_alone(
     client: TestClient, record: Record, spec: Any, state: str
 ) -> None:
     for action in ACTIONS:
@@ -154,7 +154,7 @@ def test_the_page_shows_the_moves_of_the_table():
 
 
 class TestPause:
-    def test_what_waits_is_paused_at_once_and_passed_over_until_it_is_resumed(self, record, id):
+    def test_what_waits_is_paused_at_once_and_passed_over(self, record, id):
         record.pause(id)
         assert (record.row(id).state, record.list_queued(9)) == ("paused", [])
         assert record.claim(id) is None
@@ -187,9 +187,7 @@ class TestPause:
             "experiment.paused",
         ]
 
-    def test_a_driver_asks_for_one_itself_and_its_reason_stays_until_the_resume(
-        self, record, id, ledger, client
-    ):
+    def test_a_drivers_own_reason_stays_until_the_resume(self, record, id, ledger, client):
         failing = Notice("failures", "paused, because 30 trials in a row have failed")
         ledger.record_notices([failing, Notice("node", "a node is left out", "node7")])
         for _ in range(2):  # the answer of the first call may be lost
@@ -204,9 +202,7 @@ class TestPause:
         record.resume(id)
         assert client.get(f"/v1/experiments/{id}").json()["notices"] == []
 
-    def test_a_service_that_dies_while_it_pauses_has_another_driver_finish_that(
-        self, record, id, ledger
-    ):
+    def test_another_driver_finishes_the_pause_of_a_dead_service(self, record, id, ledger):
         record.pause(id)
         assert [each.id for each in record.list_unfinished()] == [id]
         claim = record.claim(id)
@@ -218,9 +214,7 @@ class TestPause:
         assert again.pause()
         assert record.list_unfinished() == []
 
-    def test_a_driver_that_dies_while_it_pauses_leaves_trials_that_go_on_after_the_pause(
-        self, record, id, ledger
-    ):
+    def test_trials_of_a_driver_that_died_pausing_go_on_later(self, record, id, ledger):
         ledger.open(1, "lstm", {}, CONFIG, "def")
         ledger.begin(1)
         record.pause(id)
@@ -248,9 +242,7 @@ class TestPause:
         assert record.row(id).left_at is None
         assert record.row(id).idle_seconds > 0
 
-    def test_a_paused_one_that_is_cancelled_gets_a_driver_for_what_mlflow_has_to_learn(
-        self, record, id, ledger
-    ):
+    def test_a_cancelled_pause_gets_a_driver_for_mlflow(self, record, id, ledger):
         record.pause(id)
         ledger.pause()
         record.cancel(id)
@@ -266,7 +258,7 @@ class TestPause:
         assert ledger.end("completed") == "cancelled"
 
 
-def test_a_driver_without_room_says_so_and_its_first_trial_ends_that(record, id):
+def test_a_driver_without_room_says_so_until_its_first_trial(record, id):
     claim = record.claim(id)
     assert claim is not None
     ledger = RecordLedger(record.url, id, claim.generation)
@@ -281,7 +273,7 @@ def test_a_driver_without_room_says_so_and_its_first_trial_ends_that(record, id)
     assert record.row(id).state == "cancelling"
 
 
-def test_a_paused_experiment_is_driven_again_only_when_it_is_resumed(
+def test_a_paused_experiment_is_driven_only_when_resumed(
     dispatcher: Any, launcher: Any, record: Record, id: str
 ) -> None:
     dispatcher.tick()
@@ -299,7 +291,7 @@ def test_a_paused_experiment_is_driven_again_only_when_it_is_resumed(
     assert record.row(id).state == "starting"
 
 
-def test_several_are_acted_on_at_once_and_one_that_is_refused_leaves_the_others_be(
+def test_several_are_acted_on_at_once_whatever_is_refused(
     client: TestClient, record: Record, spec: Any
 ) -> None:
     parsed = ExperimentSpec.model_validate(spec())

@@ -82,7 +82,7 @@ class TestRetry:
             played.ledger.set_tracked()
         assert not record.row(played.id).tracked
 
-    def test_what_was_cancelled_draws_nothing_new_and_ends_as_cancelled_again(self, record, played):
+    def test_what_was_cancelled_draws_nothing_and_ends_cancelled(self, record, played):
         record.cancel(played.id)
         played.ledger.end("completed")
         record.retry(played.id)
@@ -93,7 +93,7 @@ class TestRetry:
         row = record.row(played.id)
         assert (row.state, row.error) == ("cancelled", CLOSED)
 
-    def test_one_that_failed_itself_goes_on_also_without_a_failed_trial(self, record, spec):
+    def test_a_failed_one_goes_on_also_without_a_failed_trial(self, record, spec):
         made = Played(record, spec())
         made.ledger.end("failed", "resources: no node has 64 GPUs")
         record.retry(made.id)
@@ -108,9 +108,7 @@ class TestRetry:
         assert (entry.state, entry.error) == ("failed", "KeyError: 'x'")
         assert "trial.kept" in played.kinds()
 
-    def test_one_that_failed_when_it_was_trained_further_may_be_trained_further_again(
-        self, record, played
-    ):
+    def test_one_that_failed_in_an_extension_may_be_extended_again(self, record, played):
         played.ledger.reopen(0, CONFIG | {"replicates": 2}, "seed 1 of the race")
         played.ledger.finish(0, played.ledger.begin(0), "failed", None, "OSError: lost")
         played.ledger.end("completed")
@@ -138,9 +136,7 @@ class TestRetry:
         assert answer.status_code == 409
         assert "trained as one population" in answer.json()["detail"]
 
-    def test_a_time_limit_that_is_used_up_is_told_and_the_time_between_does_not_count(
-        self, client, record, spec
-    ):
+    def test_a_used_time_limit_is_told_and_pauses_do_not_count(self, client, record, spec):
         made = Played(record, spec(limits={"wall_seconds": 1000}))
         made.train(0, "failed")
         made.ledger.end("completed")
@@ -199,9 +195,7 @@ class TestExtend:
     def post(self, client: TestClient, id: str, content: dict[str, Any]) -> Any:
         return client.post(f"/v1/experiments/{id}/extend", json=content)
 
-    def test_a_wider_grid_queues_it_again_and_leaves_what_was_trained_as_it_is(
-        self, client, record, spec, grid
-    ):
+    def test_a_wider_grid_queues_it_again_and_keeps_its_trials(self, client, record, spec, grid):
         grid.ledger.end("completed")
         wider = {"optimizer.lr": [1e-3, 1e-2, 1e-1]}
         answer = self.post(client, grid.id, spec(search={"method": "grid", "space": wider}))
@@ -238,7 +232,7 @@ class TestExtend:
         again = grid.ledger.load()[1]
         assert (again.state, again.config["training"]["steps"]) == ("waiting", 300)
 
-    def test_a_longer_budget_is_refused_where_the_own_model_has_changed(
+    def test_a_longer_budget_of_a_changed_model_is_refused(
         self, client, spec, grid, monkeypatch, tmp_path
     ):
         package = tmp_path / "own_lab.py"
@@ -268,9 +262,7 @@ class TestExtend:
         assert grid.states() == ["completed", "completed", "waiting"]
         assert not grid.drive().resume_state().is_closed
 
-    def test_after_a_retry_of_what_was_cancelled_it_may_still_be_extended(
-        self, client, record, spec, grid
-    ):
+    def test_a_cancelled_one_that_was_retried_may_be_extended(self, client, record, spec, grid):
         grid.train(2, "failed")
         record.cancel(grid.id)
         grid.ledger.end("cancelled")

@@ -123,7 +123,7 @@ class _Of:
         return _about_record(count_all(self._url))
 
 
-def test_wall_time_and_device_hours_stand_in_the_api_and_on_the_pages(client, record, spec, clock):
+def test_the_api_and_the_pages_show_wall_time_and_device_hours(client, record, spec, clock):
     posted = client.post("/v1/experiments", json=spec(resources={"cpus": 2})).json()["id"]
     claim = record.claim(posted)
     ledger = RecordLedger(record.url, posted, claim.generation, patience=0)

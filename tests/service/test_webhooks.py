@@ -196,7 +196,7 @@ class TestDelivery:
         assert notifier.send_due() == 0
         assert len(receiver.got) == 1
 
-    def test_what_did_not_arrive_is_sent_again_with_the_same_id_after_growing_pauses(
+    def test_what_did_not_arrive_is_sent_again_with_the_same_id(
         self, end, notifier, receiver, record, now
     ):
         end()
@@ -361,7 +361,7 @@ class TestRules:
             *("::ffff:10.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "ff02::1"),
         ],
     )
-    def test_addresses_of_this_machine_and_of_inner_networks_are_not_public(self, address):
+    def test_inner_addresses_are_not_public(self, address):
         assert not is_public(address)
 
     def test_public_addresses_are(self):
@@ -396,7 +396,7 @@ class TestSettingsAndApi:
         assert settings.webhook_urls == (f"https://{HOST}/x", "https://b.example:8443/y")
         assert SECRET not in repr(settings)
 
-    def test_a_post_names_a_webhook_and_one_that_is_not_allowed_is_refused(
+    def test_a_post_that_names_a_forbidden_webhook_is_refused(
         self, settings, record, dispatcher, spec
     ):
         own = settings.model_copy(update={"webhook_hosts": (HOST,)})

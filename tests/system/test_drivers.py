@@ -51,7 +51,7 @@ def wait_for_more(service: Any, ids: list[str]) -> None:
     )
 
 
-def test_three_at_once_of_which_one_is_cancelled_and_one_is_killed(service):
+def test_of_three_at_once_one_is_cancelled_and_one_killed(service):
     service.env |= SIDE_BY_SIDE | {"EIGENSWEEP_CPUS": "3"}
     service.start()
     ids = [post(service, number) for number in range(3)]
@@ -74,7 +74,7 @@ def test_three_at_once_of_which_one_is_cancelled_and_one_is_killed(service):
     service.wait_until_alone()
 
 
-def test_one_of_two_is_paused_and_goes_on_later_while_the_other_trains(service):
+def test_one_pauses_and_goes_on_while_the_other_trains(service):
     service.env |= SIDE_BY_SIDE | {"EIGENSWEEP_CPUS": "2"}
     service.start()
     stays, rests = post(service, 0, LONGER), post(service, 1)
@@ -95,7 +95,7 @@ def test_one_of_two_is_paused_and_goes_on_later_while_the_other_trains(service):
 
 
 @pytest.mark.parametrize("fault", ["killed", "stopped"])
-def test_drivers_go_on_without_their_zygote_and_the_next_one_forks_the_next(service, fault):
+def test_drivers_go_on_without_their_zygote(service, fault):
     service.env |= SIDE_BY_SIDE | {"EIGENSWEEP_CPUS": "2"}
     service.start()
     first = post(service, 0, LONGER)

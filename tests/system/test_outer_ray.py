@@ -96,7 +96,7 @@ def launcher(service: Any) -> dict[str, Any]:
             return json.load(error)["checks"]["launcher"]
 
 
-def test_it_says_so_answers_on_and_goes_on_with_the_work_when_it_is_back(outer, service):
+def test_it_answers_without_ray_and_goes_on_when_it_is_back(outer, service):
     service.env |= {"EIGENSWEEP_RAY_ADDRESS": outer.address, "RAY_AUTH_MODE": "disabled"}
     service.start()
     id = service.post(SPEC)["id"]
@@ -113,7 +113,7 @@ def test_it_says_so_answers_on_and_goes_on_with_the_work_when_it_is_back(outer, 
 
 
 @pytest.mark.timeout(900)
-def test_drivers_that_outlived_the_service_are_found_again_by_the_next(outer, service):
+def test_the_next_service_finds_drivers_that_outlived_one(outer, service):
     grid = Grid(trials=2, steps=300)
     service.env |= {"EIGENSWEEP_RAY_ADDRESS": outer.address, "RAY_AUTH_MODE": "disabled"}
     service.env |= SIDE_BY_SIDE

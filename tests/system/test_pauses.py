@@ -29,7 +29,7 @@ def count_steps(service: Any) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_pause_in_whose_middle_driver_and_service_die_is_finished_and_loses_nothing(service):
+def test_a_pause_whose_driver_and_service_die_is_finished(service):
     service.env["EIGENSWEEP_CHECKPOINT_SECONDS"] = str(CHECKPOINT_SECONDS)
     service.start()
     id = service.post(GRID.spec())["id"]

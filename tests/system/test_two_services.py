@@ -88,7 +88,7 @@ def check(url: str, service: Any, ids: list[str], generations: list[int]) -> Non
     assert [row.generation for row in rows] == generations
 
 
-def test_the_second_waits_answers_and_takes_over_from_one_that_was_killed(pair):
+def test_the_second_waits_and_takes_over_from_a_killed_one(pair):
     first, second = pair()
     first.start()
     running = first.post(GRID.spec())["id"]
@@ -114,7 +114,7 @@ def test_the_second_waits_answers_and_takes_over_from_one_that_was_killed(pair):
     assert leader(first)["pid"] == second.process.pid
 
 
-def test_one_that_stood_still_for_longer_than_its_heartbeat_goes_on_and_nobody_else_did(pair):
+def test_one_that_stood_still_goes_on_and_nobody_else_did(pair):
     first, second = pair()
     first.start()
     id = first.post(GRID.spec())["id"]
@@ -132,7 +132,7 @@ def test_one_that_stood_still_for_longer_than_its_heartbeat_goes_on_and_nobody_e
     assert (is_leader(first), is_leader(second)) == (True, False)
 
 
-def test_one_that_lost_its_connection_while_it_stood_still_waits_then(pair, postgresql):
+def test_one_that_lost_its_connection_standing_still_waits(pair, postgresql):
     url = postgresql.create_database("record")
     first, second = pair(url)
     first.start()
@@ -157,9 +157,7 @@ def test_one_that_lost_its_connection_while_it_stood_still_waits_then(pair, post
     assert psutil.pid_exists(first.process.pid)
 
 
-def test_a_database_that_starts_again_has_one_leader_again_and_no_experiment_fails(
-    pair, postgresql
-):
+def test_a_restarted_database_has_one_leader_and_no_failure(pair, postgresql):
     url = postgresql.create_database("record")
     first, second = pair(url)
     first.start()
@@ -183,7 +181,7 @@ def test_a_database_that_starts_again_has_one_leader_again_and_no_experiment_fai
     assert Path(f"/proc/{first.process.pid}").exists()
 
 
-def test_on_one_ray_the_next_leader_finds_the_drivers_and_people_may_ask_who_waits(
+def test_the_next_leader_on_one_ray_finds_the_drivers(
     pair: Any,
     outer: OuterRay,  # noqa: F811
 ) -> None:

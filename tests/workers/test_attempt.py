@@ -158,7 +158,7 @@ def written(folder: Path) -> dict[Path, tuple[int, str]]:
 
 
 class TestLongerBudget:
-    def test_it_goes_on_from_the_shorter_one_as_if_that_had_not_ended(self, tmp_path):
+    def test_it_goes_on_from_a_shorter_one_as_if_never_ended(self, tmp_path):
         to_the_end(Attempt(order(tmp_path / "two"), "cpu"))
         longer = {"training": {"steps": 33, "evaluate_every": 5}}
         going_on = order(tmp_path / "two", **longer)
@@ -254,7 +254,7 @@ class TestRungs:
         rest = to_the_end(second)
         assert list(map(drop_time, rest)) == list(map(drop_time, whole[2:]))
 
-    def test_rungs_that_nobody_heard_of_are_answered_without_training(self, tmp_path, monkeypatch):
+    def test_unheard_rungs_are_answered_without_training(self, tmp_path, monkeypatch):
         reports = to_the_end(Attempt(order(tmp_path), "cpu"))
         later = Attempt(order(tmp_path, 2, reported=5), "cpu")
         monkeypatch.setattr(later.replicates[0].training, "run", None)
@@ -269,7 +269,7 @@ class TestRungs:
         with pytest.raises(StaleAttemptError):
             first.advance()
 
-    def test_a_process_that_was_cut_off_writes_nothing_once_its_successor_has_begun(self, tmp_path):
+    def test_a_cut_off_process_writes_nothing_after_its_successor(self, tmp_path):
         """It stands still in mid-training while its successor, a process too, trains to the end."""
         first, second = (order(tmp_path, n, **KEPT) for n in (1, 2))
         with running(first) as cut_off, running(second, begins=False) as successor:
@@ -282,7 +282,7 @@ class TestRungs:
             assert go_on(cut_off) == "attempt 1 of e1/00003/0 has a successor, 2"
             assert written(tmp_path) == before
 
-    def test_one_that_ended_before_its_successor_began_writes_no_weights_over_its(self, tmp_path):
+    def test_an_ended_one_writes_no_weights_over_its_successors(self, tmp_path):
         first = Attempt(order(tmp_path), "cpu")
         first.train(20)
         to_the_end(Attempt(order(tmp_path, 2), "cpu"))
@@ -298,7 +298,7 @@ class TestRungs:
         assert attempt.advance().outcome == "cancelled"
 
     @pytest.mark.parametrize("replicates", [1, 2])
-    def test_a_paused_trial_commits_what_it_has_and_goes_on_bit_for_bit(self, tmp_path, replicates):
+    def test_a_paused_trial_commits_and_goes_on_bit_for_bit(self, tmp_path, replicates):
         whole = to_the_end(Attempt(order(tmp_path / "a", replicates=replicates), "cpu"))
         first = Attempt(order(tmp_path / "b", replicates=replicates), "cpu")
         first.replicates[0].training.evaluate_every = 1  # it looks after each evaluation
@@ -321,7 +321,7 @@ class TestRungs:
 
 
 class TestCode:
-    def test_importing_a_trial_s_process_loads_neither_torch_nor_mlflow_nor_ray_tune(self):
+    def test_importing_a_trial_s_process_loads_no_torch_or_mlflow(self):
         check = (
             "import sys, eigensweep.workers.processes.trial_process\n"
             "print({'torch', 'mlflow', 'ray.tune', 'pandas'} & set(sys.modules))"
@@ -354,7 +354,7 @@ class TestCode:
         with pytest.raises(ForeignCodeError, match="Install the same version of Eigensweep"):
             check_code(replace(own, digest="0" * 16, node="elsewhere", identity="elsewhere"))
 
-    def test_a_container_of_the_same_host_name_and_folder_is_another_place(self):
+    def test_a_container_of_the_same_name_is_another_place(self):
         own = own_code()
         edited = replace(own, digest="0" * 16)
         check_code(edited)  # in the very folder of the driver
@@ -369,9 +369,7 @@ class TestCode:
             check_code(replace(own, digest="0" * 16, packages="0" * 16))
 
     @pytest.mark.parametrize("name", ["torch", "numpy", "ray"])
-    def test_versions_are_in_the_digest_without_what_was_built_for_a_device(
-        self, monkeypatch, name
-    ):
+    def test_versions_in_the_digest_leave_the_device_out(self, monkeypatch, name):
         def digest(found: str) -> str:
             versions = {"torch": "2.13.0+cpu", "numpy": "2.2.0", "ray": "2.60.0", name: found}
             monkeypatch.setattr(code, "version", versions.__getitem__)
@@ -394,7 +392,7 @@ class TestCode:
         assert describe_difference(second, first) == words
         assert str(lab) in map(str, code._plugin_folders(code._find_plugins()).values())
 
-    def test_a_worker_may_have_more_models_than_the_driver_but_no_fewer(self, tmp_path, plugins):
+    def test_a_worker_has_at_least_the_models_of_the_driver(self, tmp_path, plugins):
         none = see_elsewhere()
         write_package(tmp_path, "lab")
         one = see_elsewhere()
@@ -411,9 +409,7 @@ class TestCode:
                 check_code(driver)
 
     @pytest.mark.parametrize("other", ["file", "version", "name"])
-    def test_what_the_driver_has_must_be_the_same_beside_more_models(
-        self, tmp_path, plugins, other
-    ):
+    def test_more_models_do_not_excuse_a_changed_one(self, tmp_path, plugins, other):
         lab = write_package(tmp_path, "lab")
         driver = see_elsewhere()
         write_package(tmp_path, "other", name="own" if other == "name" else "another")

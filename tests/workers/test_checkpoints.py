@@ -73,7 +73,7 @@ class TestTakeover:
         store.commit(self.SOURCE, 1, 30, state(77), [point(30)])
         return store
 
-    def test_the_checkpoint_is_the_sources_byte_for_byte_and_the_curve_stays(self, source):
+    def test_the_checkpoint_is_the_sources_and_the_curve_stays(self, source):
         source.take_over(self.SOURCE, KEY, 2, 30)
         copied, original = (Path(source.place) / key for key in (KEY, self.SOURCE))
         (theirs,), (mine,) = original.glob("step-*.pt"), copied.glob("step-*.pt")
@@ -120,7 +120,7 @@ class TestTakeover:
         store.begin(KEY, 2)
 
 
-def test_the_newest_snapshot_is_the_last_commit_with_the_whole_curve(store):
+def test_the_newest_snapshot_has_the_whole_curve(store):
     snapshot = store.newest(KEY)
     assert (snapshot.step, snapshot.state["step"]) == (30, 30)
     assert snapshot.points == [point(s) for s in (5, 10, 15, 20, 25, 30)]
@@ -136,7 +136,7 @@ class RunsCode:
         return Path.touch, (self.made,)
 
 
-def test_a_checkpoint_that_would_run_code_is_refused_and_runs_none(store, tmp_path):
+def test_a_checkpoint_that_would_run_code_is_refused(store, tmp_path):
     made = tmp_path / "made"
     store.commit(KEY, 1, 40, {"weights": RunsCode(made)}, [])
     with pytest.raises(pickle.UnpicklingError, match="Unsupported global"):
@@ -289,7 +289,7 @@ class TestAnOlderVersion:
         store.commit(KEY, 3, 40, state(40), [point(40)])
         assert Store(tmp_path).points(KEY) == [*self.points(), point(40)]
 
-    def test_whose_head_is_torn_keeps_out_what_its_files_do_not_show(self, tmp_path):
+    def test_a_torn_head_keeps_out_what_its_files_do_not_show(self, tmp_path):
         store = self.write(tmp_path, says_attempt=True)
         folder = tmp_path / KEY
         (folder / "head.json").write_bytes(b"")
@@ -323,7 +323,7 @@ class TestAnOlderVersion:
         assert store.list_checkpoints(KEY) == []
 
 
-def test_who_reads_a_curve_while_an_attempt_begins_reads_the_same_points(store, monkeypatch):
+def test_a_curve_reads_the_same_while_an_attempt_begins(store, monkeypatch):
     reader, look = Store(store.place), Heads.read
     assert len(reader.points(KEY)) == 6
     store.commit(KEY, 1, 40, state(40), [point(40)])
@@ -341,7 +341,7 @@ def test_who_reads_a_curve_while_an_attempt_begins_reads_the_same_points(store, 
 
 
 @pytest.mark.parametrize("damage", [b"", b"not a checkpoint"])
-def test_a_damaged_checkpoint_falls_back_without_doubling_a_point(store, caplog, damage):
+def test_a_damaged_checkpoint_falls_back_and_doubles_no_point(store, caplog, damage):
     (Path(store.place) / KEY / store.list_checkpoints(KEY)[0].file).write_bytes(damage)
     snapshot = store.newest(KEY)
     assert snapshot.step == 20
@@ -352,7 +352,7 @@ def test_a_damaged_checkpoint_falls_back_without_doubling_a_point(store, caplog,
     assert store.newest(KEY).step == 32
 
 
-def test_a_full_disk_is_named_and_leaves_the_last_commit_as_it_was(store):
+def test_a_full_disk_is_named_and_leaves_the_last_commit(store):
     before = files(store)
     with a_full_disk(allowed=20_000), pytest.raises(StorageError) as error:
         store.commit(KEY, 1, 40, state(40, size=100_000), [point(40)])
@@ -370,9 +370,7 @@ class KilledError(BaseException):
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("write", [1, 2, 3])
-def test_a_kill_at_any_write_of_a_commit_leaves_all_of_it_or_nothing(
-    store, monkeypatch, write, moment
-):
+def test_a_kill_at_any_write_leaves_a_whole_commit_or_none(store, monkeypatch, write, moment):
     writes = []
 
     def kill_at(original):
@@ -403,7 +401,7 @@ def test_a_kill_at_any_write_of_a_commit_leaves_all_of_it_or_nothing(
     assert [p.step for p in later.points(KEY)] == list(range(5, 46, 5))
 
 
-def test_a_number_that_is_not_finite_is_refused_and_nothing_is_written(store):
+def test_a_number_that_is_not_finite_is_not_written(store):
     with pytest.raises(ValueError, match="JSON"):
         store.commit(KEY, 1, 40, state(40), [CurvePoint(40, {"train/loss": float("nan")}, 0)])
     assert store.newest(KEY).step == 30
@@ -415,7 +413,7 @@ def test_a_key_cannot_lead_out_of_the_store(tmp_path, key):
         Store(tmp_path).begin(key, 1)
 
 
-def test_a_key_can_adopt_the_snapshot_of_another_and_go_on_from_it(store):
+def test_a_key_can_adopt_the_snapshot_of_another(store):
     store.begin("e8/00000/0", 3)
     assert store.copy(KEY, "e8/00000/0")
     assert store.newest("e8/00000/0").points == store.points(KEY)
@@ -450,7 +448,7 @@ for attempt in map(int, sys.stdin):
 """Commits without end in a process of each attempt; all are forked from one that has PyTorch."""
 
 
-def test_killed_at_random_moments_it_never_loses_or_doubles_a_point(tmp_path):
+def test_random_kills_never_lose_or_double_a_point(tmp_path):
     (tmp_path / "tests_of_the_store.py").write_text(Path(__file__).read_text())
     moments = random.Random(1)
     store = Store(tmp_path / "store")

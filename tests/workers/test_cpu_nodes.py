@@ -44,7 +44,7 @@ class Nodes:
         return [self.choice.choose(share, **options) for _ in range(times)]
 
 
-def test_nodes_without_gpus_are_filled_first_and_then_ray_may_choose():
+def test_nodes_without_gpus_are_filled_before_ray_may_choose():
     nodes = Nodes(**KINDS)
     assert nodes.choose(7) == ["b", "a", "b", "a", "b", None, None]
     nodes.free["a"]["CPU"] = 1.0
@@ -53,7 +53,7 @@ def test_nodes_without_gpus_are_filled_first_and_then_ray_may_choose():
     assert nodes.choose(2) == ["a", None]
 
 
-def test_who_needs_a_gpu_and_a_cluster_of_one_kind_are_left_to_ray():
+def test_gpu_trials_and_a_cluster_of_one_kind_are_left_to_ray():
     assert Nodes(**KINDS).choose(1, GPU) == [None]
     assert Nodes(a={"CPU": 2.0}, b={"CPU": 2.0}).choose(1) == [None]
     assert Nodes(g={"CPU": 2.0, "GPU": 1.0}, head={}).choose(1) == [None]
@@ -66,7 +66,7 @@ def test_a_node_that_a_trial_may_not_go_to_is_not_chosen():
     assert Nodes(**KINDS).choose(1, Share({"CPU": 4.0})) == [None]
 
 
-def test_a_trial_without_a_gpu_asks_ray_for_the_chosen_node_softly(monkeypatch):
+def test_a_trial_without_a_gpu_prefers_the_chosen_node(monkeypatch):
     asked: list[tuple[object, ...]] = []
     monkeypatch.setattr(trainable, "CPU_NODES", Nodes(**KINDS).choice)
     monkeypatch.setattr(
@@ -78,7 +78,7 @@ def test_a_trial_without_a_gpu_asks_ray_for_the_chosen_node_softly(monkeypatch):
     assert asked == [([{"CPU": 1.0}], "STRICT_PACK", where)]
 
 
-def test_trials_without_gpus_leave_gpu_nodes_while_another_experiment_waits_there(tmp_path):
+def test_trials_leave_gpu_nodes_while_others_wait_there(tmp_path):
     ledger, clock = FileLedger(tmp_path / "ledger.json"), Clock()
     fair = FairShare(ledger, clock)
 
@@ -109,7 +109,7 @@ def sweep(trials: int, steps: int, **more: object) -> dict[str, object]:
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(900)
-def test_on_a_real_ray_they_fill_cpu_nodes_first_and_leave_gpu_nodes_to_gpus(tmp_path):
+def test_on_a_real_ray_trials_fill_cpu_nodes_first(tmp_path):
     import ray
 
     program = str(Path(sys.executable).parent / "ray")

@@ -178,7 +178,7 @@ def test_a_damaged_head_costs_no_checkpoint(storage: str, name: str) -> None:
     assert store.attempt(KEY) == 2
 
 
-def test_a_digit_of_the_last_line_costs_the_newest_checkpoint_only(storage: str) -> None:
+def test_a_wrong_digit_costs_the_newest_checkpoint_only(storage: str) -> None:
     store = Store(storage)
     store.begin(KEY, 1)
     for step in (10, 20, 30):

@@ -50,7 +50,7 @@ def test_its_trials_are_told_to_leave_once_and_others_are_not(tmp_path):
     assert draining.notices() == []
 
 
-def test_a_trial_that_is_told_to_leave_commits_and_another_attempt_is_not_told(tmp_path):
+def test_a_trial_told_to_leave_commits_and_its_next_is_not(tmp_path):
     order = order_in(tmp_path)
     attempt = Attempt(order, "cpu")
     leave_mark(tmp_path, "e1", order.number, 1).touch()
@@ -100,7 +100,7 @@ def drain_by_signal(node: subprocess.Popen[bytes], address: str, id: str) -> Non
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.parametrize("drain", [drain_by_command, drain_by_signal])
-def test_on_a_real_node_that_drains_trials_leave_and_end_elsewhere(tmp_path, drain):
+def test_trials_leave_a_draining_node_and_end_elsewhere(tmp_path, drain):
     import ray
 
     with toys_on_path():

@@ -175,7 +175,7 @@ class TestOutcomes:
             tags = e.runs()[trial.number].data.tags
             assert tags["eigensweep.outcome"] == "pruned"
 
-    def test_replicates_are_runs_of_their_own_and_the_trial_is_their_mean(self, experiment):
+    def test_replicates_have_runs_and_the_trial_is_their_mean(self, experiment):
         e = experiment({"model": SCORNN, "replicates": 3, "training": {"steps": 4}, "seed": 7})
         e.run_here()
         result = e.ledger.load()[0].result
@@ -224,7 +224,7 @@ class TestKills:
         assert "died" in reason
         self.check_curves(e)
 
-    def test_a_paused_experiment_leaves_and_goes_on_later_as_if_nothing_had_been(self, experiment):
+    def test_a_paused_experiment_goes_on_as_if_never_paused(self, experiment):
         e = self.slow(experiment, 3)
         handle = e.launch()
         e.until(lambda: any(t.reports for t in e.ledger.load()))
@@ -242,7 +242,7 @@ class TestKills:
         self.check_curves(e)
 
     @pytest.mark.slow
-    def test_a_bug_that_all_trials_meet_pauses_the_sweep_until_it_is_resumed(self, experiment):
+    def test_a_bug_of_all_trials_pauses_the_sweep(self, experiment):
         bug = {"name": "toy_bug", "hidden_size": 4}
         rates = [1e-1 / (1 + k) for k in range(200)]
         search = {"space": {"optimizer.lr": rates}}
@@ -289,7 +289,7 @@ class TestKills:
             assert run.data.tags["eigensweep.outcome"] == "cancelled"
         assert e.runs()[None].info.status == "KILLED"
 
-    def test_training_goes_on_without_mlflow_and_a_later_driver_delivers(self, experiment):
+    def test_training_needs_no_mlflow_and_a_later_driver_delivers(self, experiment):
         e = experiment({"model": SCORNN, "training": {"steps": 4}})
         handle = e.launch(mlflow_uri="http://127.0.0.1:9")
         e.until(lambda: e.ledger.read("end"))
@@ -358,9 +358,7 @@ class TestRace:
         assert {t.place.lanes for t in e.ledger.load()} == {3}
 
     @pytest.mark.slow
-    def test_a_driver_that_dies_in_the_middle_of_a_race_is_replaced_and_it_goes_on(
-        self, experiment
-    ):
+    def test_a_driver_that_dies_in_a_race_is_replaced(self, experiment):
         e = self.make(experiment, seconds=0.01)
         handle = e.launch()
         e.until(lambda: any(t.earlier and t.state == "running" for t in e.ledger.load()))
@@ -376,7 +374,7 @@ class TestRace:
 
 
 @pytest.mark.slow
-def test_a_trial_that_hangs_is_ended_as_stalled_and_its_place_is_free(experiment):
+def test_a_trial_that_hangs_is_stalled_and_frees_its_slot(experiment):
     e = experiment(
         {
             "model": {"name": "toy_hang", "hidden_size": 4},
@@ -401,7 +399,7 @@ def test_a_trial_that_hangs_is_ended_as_stalled_and_its_place_is_free(experiment
 
 
 @pytest.mark.slow
-def test_a_trial_that_takes_memory_without_end_fails_alone_and_once(experiment):
+def test_a_trial_that_hoards_memory_fails_alone_and_once(experiment):
     e = experiment(
         {
             "model": {"name": "toy_hoard", "hidden_size": 4},
@@ -420,7 +418,7 @@ def test_a_trial_that_takes_memory_without_end_fails_alone_and_once(experiment):
     assert e.runs()[0].info.status == "FAILED"
 
 
-def test_a_trial_that_needs_more_memory_than_any_node_has_is_refused_with_words(experiment):
+def test_a_trial_of_more_memory_than_any_node_is_refused(experiment):
     e = experiment({"model": SCORNN, "training": {"steps": 1}, "resources": {"memory": "9000 GB"}})
     e.run_here()
     state, error = e.ledger.read("end")
@@ -428,9 +426,7 @@ def test_a_trial_that_needs_more_memory_than_any_node_has_is_refused_with_words(
     assert "a trial needs 1 CPU, 9000.00 GB memory, and no node has that" in error
 
 
-def test_another_service_finds_a_driver_among_rays_jobs_until_it_ends(
-    cluster, experiment, monkeypatch
-):
+def test_another_service_finds_a_driver_among_rays_jobs(cluster, experiment, monkeypatch):
     e = experiment({"model": SLOW, "training": {"steps": 10_000}})
     handle = e.launch()
     monkeypatch.setattr(cluster, "_folder", None)  # as on a Ray of somebody else
@@ -447,7 +443,7 @@ def test_another_service_finds_a_driver_among_rays_jobs_until_it_ends(
 
 
 @pytest.mark.slow
-def test_on_a_disk_that_is_nearly_full_trials_wait_and_begin_later(experiment):
+def test_trials_wait_while_the_disk_is_nearly_full(experiment):
     e = experiment({"model": SCORNN, "training": {"steps": 4}})
     handle = e.launch(least_free_bytes=10**18)
     (notice,) = e.until(lambda: e.ledger.read("notices"))
@@ -460,7 +456,7 @@ def test_on_a_disk_that_is_nearly_full_trials_wait_and_begin_later(experiment):
 
 
 @pytest.mark.slow
-def test_the_last_trial_of_an_experiment_leaves_room_for_another_one(cluster, mlflow_uri, tmp_path):
+def test_the_last_trial_leaves_room_for_another_experiment(cluster, mlflow_uri, tmp_path):
     last = {"model": SLOW | {"seconds": 0.5}}
     long = {"arms": [{"model": SCORNN}, {"name": "last", **last}], "training": {"steps": 200}}
     short = {"model": SCORNN, "training": {"steps": 4}}
@@ -476,7 +472,7 @@ def test_the_last_trial_of_an_experiment_leaves_room_for_another_one(cluster, ml
     handle.kill()
 
 
-def test_a_trial_that_needs_more_than_any_node_has_is_refused_with_words(experiment):
+def test_a_trial_of_more_than_any_node_has_is_refused(experiment):
     e = experiment({"model": SCORNN, "training": {"steps": 1}, "resources": {"gpus": 1}})
     e.run_here()
     state, error = e.ledger.read("end")

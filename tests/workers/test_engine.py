@@ -83,7 +83,7 @@ class TestReports:
         assert plain(again) == plain(reports)
 
     @pytest.mark.parametrize("diverging", [{0: 17}, {1: 12}, {2: 3}, {1: 28, 2: 5}])
-    def test_when_one_replicate_diverges_those_after_it_count_up_to_the_rung_before(
+    def test_replicates_after_a_diverged_one_count_to_its_rung(
         self, bench, tmp_path, monkeypatch, diverging
     ):
         let_diverge(monkeypatch, diverging)
@@ -127,7 +127,7 @@ class TestReports:
 
 
 class TestLanes:
-    def test_a_lane_goes_on_past_its_rung_while_the_scheduler_decides(self, bench):
+    def test_a_lane_goes_on_while_the_scheduler_decides(self, bench):
         order = bench.order(0)
         assert bench.until_report(order).step == 10
         for _ in range(3):
@@ -189,7 +189,7 @@ class TestLanes:
         steps = {len(g["occupied"]): g["occupied"][0]["step"] for g in groups}
         assert steps == {3: 150, 1: 50}  # of 200 steps, each lane's equal share
 
-    def test_experiments_that_ask_for_other_numbers_of_lanes_each_have_theirs(self, bench):
+    def test_each_experiment_has_its_own_number_of_lanes(self, bench):
         orders = [
             replace(bench.order(n, training={"steps": 10**6}), engine=EngineNeed(lanes, 9, 1, 0))
             for n, lanes in enumerate((2, 2, 2, 3, 3))
@@ -214,7 +214,7 @@ class TestLanes:
             "trial trains alone experiment=e1 trial=1 why=it is alone"
         ]
 
-    def test_one_lane_on_a_cpu_trains_with_the_steps_of_a_process_alone(self, tmp_path):
+    def test_one_lane_on_a_cpu_trains_as_a_process_alone_does(self, tmp_path):
         bench = Bench(tmp_path / "engine", lanes=1)
         orders = [bench.order(n) for n in range(2)]
         told = bench.to_the_end(*orders)
@@ -227,7 +227,7 @@ class TestLanes:
 
 
 class TestCommits:
-    def test_those_of_many_lanes_together_take_their_share_of_the_time(self, bench, monkeypatch):
+    def test_evaluations_of_many_lanes_take_a_share_of_the_time(self, bench, monkeypatch):
         commit, steps = Store.commit, []
 
         def commit_slowly(self, key, attempt, step, *content):
@@ -263,7 +263,7 @@ class TestCommits:
 
 
 class TestEnds:
-    def test_a_cancelled_experiment_loses_its_lanes_and_no_other_does(self, bench):
+    def test_only_a_cancelled_experiment_loses_its_lanes(self, bench):
         mine = bench.order(0, training={"steps": 1000, "evaluate_every": 500})
         other = replace(mine, experiment="e2")
         for order in (mine, other):
@@ -289,7 +289,7 @@ class TestEnds:
         mark.unlink()
         assert bench.until_report(replace(mine, attempt=2)).step == 500
 
-    def test_a_later_attempt_goes_on_from_what_the_earlier_one_has_trained(self, bench):
+    def test_a_later_attempt_goes_on_from_the_earlier_one(self, bench):
         first = bench.order(0, training={"steps": 1000, "evaluate_every": 500})
         bench.engine.ask(first, 0)
         for _ in range(4):
@@ -314,7 +314,7 @@ class TestEnds:
         assert last.step == 500
         assert len(bench.in_lanes()) == 1
 
-    def test_an_attempt_with_a_successor_elsewhere_ends_and_its_neighbours_go_on(self, bench):
+    def test_an_attempt_with_a_successor_ends_alone(self, bench):
         orders = [bench.order(n) for n in range(2)]
         for order in orders:
             bench.engine.ask(order, 0)
@@ -422,7 +422,7 @@ class TestErrors:
             "out of memory, fewer lanes lanes=2 of=4",
         ]
 
-    def test_groups_are_closed_when_no_trial_has_been_here_for_a_while(self, bench):
+    def test_groups_are_closed_after_a_while_without_trials(self, bench):
         bench.to_the_end(bench.order(0))
         bench.engine.turn()
         (group,) = bench.groups
@@ -433,7 +433,7 @@ class TestErrors:
         (again,) = bench.to_the_end(bench.order(1))
         assert again[-1].outcome == "completed"
 
-    def test_one_that_never_fits_waits_for_the_others_and_then_fails_with_words(self, bench):
+    def test_one_that_never_fits_waits_and_then_fails_with_words(self, bench):
         def fill(group):
             if any(t.config.task.batch_size == 8 for t in group.trainings):
                 raise torch.OutOfMemoryError("CUDA out of memory")
@@ -444,7 +444,7 @@ class TestErrors:
         assert [reports[-1].outcome for reports in told] == ["completed", "failed"]
         assert "does not hold one lane of this size" in told[1][-1].error
 
-    def test_who_makes_a_group_fail_is_found_and_the_others_share_again(self, bench, tmp_path):
+    def test_the_trial_that_breaks_a_group_is_found(self, bench, tmp_path):
         def fail(group):
             if any(t.config.model.broken for t in group.trainings):
                 raise ZeroDivisionError("somewhere in the program")
@@ -471,7 +471,7 @@ class TestErrors:
 
 
 class TestOccupancy:
-    def test_lanes_hardly_idle_while_trials_wait_and_are_stopped_at_random(self, tmp_path):
+    def test_lanes_hardly_idle_while_trials_come_and_go(self, tmp_path):
         """As under ASHA: two of three trials are stopped at a rung, after a while of deciding."""
         bench = Bench(tmp_path, lanes=8)
         dice, started = random.Random(1), 0

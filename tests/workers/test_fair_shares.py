@@ -61,7 +61,7 @@ def test_what_a_user_has_by_priority_counts_for_the_user():
     assert divide(8, ("a", 1, 4), ("a", 0, 9), ("b", 0, 9)) == [4, 0, 4]
 
 
-def test_with_fewer_places_than_experiments_the_first_ones_have_them():
+def test_with_too_few_slots_the_first_experiments_have_them():
     assert divide(2, *[("a", 0, 9)] * 8) == [1, 1, 0, 0, 0, 0, 0, 0]
 
 
@@ -78,7 +78,7 @@ def test_who_needs_gpus_leaves_the_cpus_to_others():
 
 
 @given(SLOTS, OF_ONE_SIZE)
-def test_no_place_is_given_twice_and_none_stays_free_that_is_wanted(slots, those):
+def test_no_slot_is_given_twice_or_stays_free_while_wanted(slots, those):
     shares = divide(slots, *those)
     wanted = [trials for _, _, trials in those]
     assert all(share <= most for share, most in zip(shares, wanted, strict=True))
@@ -86,7 +86,7 @@ def test_no_place_is_given_twice_and_none_stays_free_that_is_wanted(slots, those
 
 
 @given(SLOTS, OF_ONE_SIZE)
-def test_nobody_who_wants_more_has_less_than_another_by_more_than_one_place(slots, those):
+def test_shares_differ_by_one_slot_at_most(slots, those):
     those = [(owner, 0, trials) for owner, _, trials in those]
     shares, of_users = divide(slots, *those), Counter()
     for (owner, _, _), share in zip(those, shares, strict=True):
@@ -99,7 +99,7 @@ def test_nobody_who_wants_more_has_less_than_another_by_more_than_one_place(slot
 
 
 @given(SLOTS, OF_ONE_SIZE)
-def test_a_lower_priority_has_places_only_if_higher_ones_want_no_more(slots, those):
+def test_a_lower_priority_has_what_higher_ones_leave(slots, those):
     shares = divide(slots, *those)
     served = [priority for (_, priority, _), share in zip(those, shares, strict=True) if share]
     for (_, priority, trials), share in zip(those, shares, strict=True):
@@ -113,7 +113,7 @@ def test_a_node_more_takes_nothing_from_anybody(slots, those):
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 30), PARTS), max_size=6))
-def test_no_resource_is_given_twice_and_nothing_fits_that_is_still_wanted(those):
+def test_no_resource_is_given_twice_and_nothing_more_fits(those):
     claimants = [
         Claimant(f"e{n}", owner, 0, n, Demand(trials, parts))
         for n, (owner, trials, parts) in enumerate(those)
@@ -192,7 +192,7 @@ def test_the_shares_are_those_of_filling_place_by_place(those):
     ),
     st.sampled_from([400, 1500]),
 )
-def test_most_of_many_places_are_given_at_once_and_the_shares_are_the_same(those, places):
+def test_many_slots_given_at_once_make_the_same_shares(those, places):
     claimants = [
         Claimant(
             f"e{n}",
@@ -257,7 +257,7 @@ class TestWhatADriverKeepsTo:
         assert not fair.has_no_place
         assert fair.notice() is None
 
-    def test_it_looks_every_few_seconds_and_writes_only_what_has_changed(
+    def test_it_looks_often_and_writes_only_what_has_changed(
         self, fair, clock, ledger, monkeypatch
     ):
         calls = []
@@ -274,7 +274,7 @@ class TestWhatADriverKeepsTo:
         assert calls == ["want", "share", "share", "share"]
 
 
-def test_a_trial_takes_the_part_of_the_cluster_that_its_nodes_lose(monkeypatch):
+def test_a_trial_takes_the_part_that_its_nodes_lose(monkeypatch):
     from eigensweep.workers.driver import capacity
 
     nodes = [{"CPU": 3.0}, {"CPU": 3.0}, {"CPU": 1.0}, {"CPU": 9.0, "GPU": 1.0}]

@@ -147,7 +147,7 @@ def check(store: Store, reached: int) -> None:
 
 
 @pytest.mark.parametrize("act", ["begin", "commit", "keep_file", "thin_out"])
-def test_wherever_an_attempt_stands_still_it_writes_nothing_over_its_successor(
+def test_an_attempt_never_writes_over_its_successor(
     slow: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda file: None)
@@ -178,7 +178,7 @@ class KilledError(BaseException):
     """Stands for a kill: nobody catches it."""
 
 
-def test_it_counts_for_nothing_although_its_first_successor_was_killed(
+def test_it_counts_for_nothing_also_after_a_killed_successor(
     slow: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The third attempt dies as soon as it has made its head, and tidies nothing up."""

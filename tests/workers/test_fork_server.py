@@ -237,7 +237,7 @@ class TestTheServer:
             raylet.kill()
         wait_until(lambda: has_ended(child) and has_ended(server))
 
-    def test_that_was_killed_takes_its_processes_along_and_another_one_comes(self, start):
+    def test_that_was_killed_is_replaced_and_leaves_no_process(self, start):
         made = start()
         child = psutil.Process(made.pid)
         server = child.parent()
@@ -318,9 +318,7 @@ class TestWithoutAServer:
     def said(self, caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
         return lambda: "\n".join(caplog.messages)
 
-    def test_where_the_code_is_another_one_the_trials_process_finds_that_out(
-        self, node, order, said
-    ):
+    def test_the_trials_process_notices_other_code(self, node, order, said):
         foreign = replace(order, code=replace(order.code, digest="other"))
         assert fork(foreign.to_dict(), None, node.pid) is None
         assert "so this one loads it" in said()

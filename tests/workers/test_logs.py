@@ -76,7 +76,7 @@ def test_a_traceback_is_part_of_its_line(written: Read) -> None:
     assert "ValueError: a bug" in line["traceback"]
 
 
-def test_lines_name_the_experiment_and_the_trial_that_they_are_about(written: Read) -> None:
+def test_lines_name_their_experiment_and_trial(written: Read) -> None:
     logger.info("before")
     with logs.about("e1", 3):
         logger.info("during")
@@ -113,7 +113,7 @@ def test_text_stays_as_it_was() -> None:
 
 
 @pytest.mark.usefixtures("_root_logger")
-def test_a_driver_logs_as_it_was_told_and_names_unknown_variables(
+def test_a_driver_logs_as_told_and_names_unknown_variables(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("EIGENSWEEP_RETRYS", "3")

@@ -39,7 +39,7 @@ class Trial:
 
 
 @pytest.mark.parametrize(("lanes", "most"), [(3, None), (8, None), (8, 4)])
-def test_as_many_trials_land_on_each_gpu_as_its_engine_takes_aboard(cluster, lanes, most):
+def test_each_gpu_gets_as_many_trials_as_its_engine_takes(cluster, lanes, most):
     resources = ResourcesConfig(cpus=1, gpus=1, lanes=lanes)
     share, room = share_of(resources, 1, lanes, most), look_for_room(resources, 1)
     assert most is not None or room.trials == GPUS * share.trials

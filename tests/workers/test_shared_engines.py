@@ -90,7 +90,7 @@ def loads_torch(process: psutil.Process) -> bool:
 
 
 @pytest.mark.slow
-def test_a_sweep_with_lanes_ends_with_the_results_of_one_without(experiment):
+def test_a_sweep_has_the_same_results_with_lanes(experiment):
     sweep = {
         "search": rates(1, 2, 3, 4),
         "training": {"steps": 40, "evaluate_every": 10, "log_every": 5},
@@ -135,7 +135,7 @@ def test_a_trial_that_diverges_or_has_a_bug_ends_alone(experiment):
 
 
 @pytest.mark.slow
-def test_a_trial_that_hangs_in_a_lane_is_in_the_end_alone_and_stalled(experiment):
+def test_a_trial_that_hangs_in_a_lane_ends_alone_and_stalled(experiment):
     e = experiment(
         {
             "model": {"name": "toy_hang", "hidden_size": 4},
@@ -196,7 +196,7 @@ def test_a_killed_engine_costs_no_trial_and_no_retry(experiment):
 
 
 @pytest.mark.slow
-def test_cancelling_ends_trials_in_lanes_and_lets_the_next_experiment_in(experiment):
+def test_cancelled_lanes_are_free_for_the_next_experiment(experiment):
     e = experiment({**LONG, "search": rates(1, 2, 3, 4)})
     e.spec["training"] = {**e.spec["training"], "steps": 1_000_000, "evaluate_every": 50}
     e.spec["scheduler"] = {"rung_every": 10_000}
@@ -224,7 +224,7 @@ def test_the_number_of_lanes_is_measured_once_and_remembered(experiment):
 
 
 @pytest.mark.slow
-def test_two_experiments_share_an_engine_and_one_of_them_may_lose_its_driver(experiment):
+def test_one_of_two_in_an_engine_may_lose_its_driver(experiment):
     halves = [{**LONG, "search": rates(*e), "limits": {"concurrency": 2}} for e in [(1, 2), (3, 4)]]
     first, second = experiment(halves[0], "first"), experiment(halves[1], "second")
     handles = [first.launch(), second.launch()]

@@ -58,7 +58,7 @@ class TestAnAttempt:
         told = step(order_in(tmp_path, marker=marker))
         assert (told[LOST], json.loads(told[REPORT])["outcome"], told["step"]) == (False, None, 5)
 
-    def test_is_refused_at_once_by_a_folder_that_only_has_the_same_name(self, tmp_path, step):
+    def test_is_refused_by_a_folder_that_only_has_the_same_name(self, tmp_path, step):
         marker = store_markers.write(Store(tmp_path / "driver"), "e1", own_parts())
         (tmp_path / "node").mkdir()
         told = step(order_in(tmp_path / "node", marker=marker))
@@ -67,13 +67,13 @@ class TestAnAttempt:
         assert f"{tmp_path / 'node'} is not the store of the driver here" in report["lost"]
         assert list((tmp_path / "node").iterdir()) == [], "nothing was written there"
 
-    def test_is_refused_by_a_copy_of_the_store_made_before_the_driver_began(self, tmp_path, step):
+    def test_is_refused_by_an_older_copy_of_the_store(self, tmp_path, step):
         store_markers.write(Store(tmp_path / "store"), "e1", own_parts())
         shutil.copytree(tmp_path / "store", tmp_path / "copy")
         marker = store_markers.write(Store(tmp_path / "store"), "e1", own_parts())
         assert step(order_in(tmp_path / "copy", marker=marker))[LOST]
 
-    def test_whose_store_vanishes_while_it_trains_is_lost_and_has_not_failed(self, tmp_path):
+    def test_is_lost_and_has_not_failed_when_its_store_vanishes(self, tmp_path):
         attempt = Attempt(order_in(tmp_path / "store"), "cpu")
         shutil.rmtree(tmp_path / "store")
         with pytest.raises(StoreAwayError, match="another store, or an empty folder") as error:
@@ -92,7 +92,7 @@ class TestAnAttempt:
 
 
 class TestTheDriver:
-    def test_leaves_one_file_for_all_trials_and_removes_that_of_an_earlier_driver(self, tmp_path):
+    def test_leaves_one_marker_and_removes_that_of_an_earlier_one(self, tmp_path):
         store, clock = Store(tmp_path), Clock()
         earlier = StoreMarker(store, "e1", PARTS, StoreWatch("e1", clock), clock).refresh()
         left = StoreMarker(store, "e1", PARTS, StoreWatch("e1", clock), clock)
@@ -188,9 +188,7 @@ def can_mount() -> bool:
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.skipif(not can_mount(), reason="needs the right to mount")
-def test_a_node_with_another_folder_in_its_place_is_left_out_and_nothing_is_lost(
-    tmp_path, monkeypatch
-):
+def test_a_node_with_another_folder_is_left_out(tmp_path, monkeypatch):
     """Real nodes: the second one has an empty folder where the first one has the store.
 
     The first one is occupied at first, so that a trial goes to the second one, however long the

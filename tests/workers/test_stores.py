@@ -239,7 +239,7 @@ class TestWhoComesLate:
         assert [c.step for c in reader.list_checkpoints(KEY)] == [19, 18]
         assert reader.newest(KEY).state["step"] == 19
 
-    def test_what_it_keeps_beside_its_checkpoints_is_not_what_counts(self, store, url, monkeypatch):
+    def test_what_it_keeps_beside_checkpoints_does_not_count(self, store, url, monkeypatch):
         store.begin(KEY, 1)
         spectrum_files.write(store, KEY, 1, 5, {"W": {"of": 1}})
 
@@ -293,7 +293,7 @@ class KilledError(BaseException):
     [("s3", 3), *((kind, moment) for kind in ("folder", "gs") for moment in range(6))],
     indirect=["url"],
 )
-def test_a_kill_at_any_request_leaves_all_of_a_commit_or_nothing(store, url, monkeypatch, moment):
+def test_a_kill_at_any_request_leaves_a_whole_commit_or_none(store, url, monkeypatch, moment):
     store.begin(KEY, 1)
     commit(store, 1, 5)
     commit(store, 1, 10)
@@ -375,7 +375,7 @@ def test_a_trial_trains_and_another_attempt_goes_on_bit_for_bit(url, tmp_path):
     assert Store(url).kept.best("e1/00003/0")["step"] > 0
 
 
-def test_trials_see_that_their_experiment_is_paused_or_cancelled(url, monkeypatch):
+def test_trials_see_a_pause_or_a_cancellation(url, monkeypatch):
     monkeypatch.setattr(ObjectFiles, "look_seconds", 0.0)
     attempt = Attempt(order_in(url), "cpu")
     pause, cancel = pause_mark(url, "e1"), cancel_mark(url, "e1")
@@ -389,7 +389,7 @@ def test_trials_see_that_their_experiment_is_paused_or_cancelled(url, monkeypatc
     assert attempt.advance().outcome == "cancelled"
 
 
-def test_a_store_that_is_away_is_nobodys_fault_and_no_key_is_shown(caplog):
+def test_a_store_that_is_away_is_nobodys_fault(caplog):
     with s3.serve() as bucket:
         store = Store(f"{bucket}/x")
         store.begin(KEY, 1)
@@ -420,9 +420,7 @@ class TestATrial:
             try_out(open_files(f"{nowhere}/x"))
 
 
-def test_a_driver_hands_out_trials_and_stops_them_through_the_object_store(
-    url, tmp_path, monkeypatch
-):
+def test_a_driver_stops_trials_through_the_object_store(url, tmp_path, monkeypatch):
     monkeypatch.setattr(ObjectFiles, "look_seconds", 0.0)
     monkeypatch.setattr(stopping, "ASK_SECONDS", 0.0)
     ledger = FileLedger(tmp_path / "ledger.json")
@@ -448,7 +446,7 @@ def test_a_driver_hands_out_trials_and_stops_them_through_the_object_store(
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_an_experiment_runs_from_a_spec_to_its_end_with_checkpoints_in_s3(tmp_path, monkeypatch):
+def test_an_experiment_runs_to_its_end_with_checkpoints_in_s3(tmp_path, monkeypatch):
     """Real processes: a driver, trials in processes and in lanes, and the store's server."""
     from experiments import Cluster, Launched
 
@@ -474,7 +472,7 @@ def test_an_experiment_runs_from_a_spec_to_its_end_with_checkpoints_in_s3(tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_an_outage_ends_neither_who_trains_nor_who_starts_meanwhile(tmp_path, monkeypatch):
+def test_an_outage_ends_no_trial_that_trains_or_starts(tmp_path, monkeypatch):
     """Real processes: the server ends in mid-sweep, a driver starts, and the server is back."""
     from experiments import Cluster, Launched
 

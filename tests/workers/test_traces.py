@@ -164,7 +164,7 @@ def test_a_trial_that_is_stopped_ends_its_span(spans, tmp_path, monkeypatch):
     assert span.attributes["eigensweep.outcome"] == "stopped"
 
 
-def test_reading_makes_no_span_and_an_address_of_a_webhook_is_in_none(spans, dispatcher, tmp_path):
+def test_no_span_of_a_read_and_none_with_a_webhooks_address(spans, dispatcher, tmp_path):
     settings = Settings(home=tmp_path / "home", data_root=tmp_path)
     client = TestClient(create_app(settings, dispatcher.record, dispatcher))
     client.get("/v1/experiments")
@@ -202,9 +202,7 @@ def test_off_is_the_default_and_imports_nothing(dispatcher, launcher, tmp_path):
         (None, {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://e/x"}, "http://e/x"),
     ],
 )
-def test_the_endpoint_is_ours_or_what_the_standard_variables_say(
-    monkeypatch, own, environment, expected
-):
+def test_the_endpoint_is_ours_or_of_the_standard_variables(monkeypatch, own, environment, expected):
     for name in traces.STANDARD:
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():

@@ -196,7 +196,7 @@ class TestBestWeights:
         spread = [found[f"objective/{part}"] for part in ("sd", "low", "high")]
         assert spread == pytest.approx([0.351188, -0.339065, 1.405732], abs=1e-5)
 
-    def test_those_of_a_reused_trial_are_taken_from_where_it_was_trained(self, tmp_path, runs):
+    def test_those_of_a_reused_trial_come_from_where_it_trained(self, tmp_path, runs):
         self.publish(tmp_path, "lower", reused_from=Source("e0", 2, "r"))
         assert runs.files.keys() == {("run-None-None", "best")}
         assert runs.contents["best.pt"] == b"e0/00002/8"
@@ -234,9 +234,7 @@ class TestCurves:
     def steps(self, runs: RunsInMemory) -> list[int]:
         return [p.step for p in runs.points["run-4-None"] if "valid/loss" in p.metrics]
 
-    def test_a_growing_curve_is_sent_once_from_where_the_last_look_ended(
-        self, tmp_path, runs, store, tracker
-    ):
+    def test_a_growing_curve_is_sent_once_from_the_last_look(self, tmp_path, runs, store, tracker):
         tracker.see(self.RUNNING)
         tracker._pass()
         tracker._pass()
@@ -260,9 +258,7 @@ class TestCurves:
         assert runs.ended == {"run-4-None": status}
         assert runs.tags["run-4-None"]["eigensweep.outcome"] == outcome
 
-    def test_what_did_not_arrive_is_sent_again_and_the_trial_is_not_tracked_before(
-        self, tmp_path, runs, store, tracker
-    ):
+    def test_a_trial_is_tracked_only_when_all_has_arrived(self, tmp_path, runs, store, tracker):
         ledger = FileLedger(tmp_path / "ledger.json")
         tracker.see(self.RUNNING)
         tracker._pass()
@@ -276,9 +272,7 @@ class TestCurves:
         assert self.steps(runs) == [5, 10, 15]
         assert (ledger.load()[0].tracked, runs.ended) == (True, {"run-4-None": "FINISHED"})
 
-    def test_a_successor_sends_all_again_with_the_times_of_the_commits(
-        self, tmp_path, runs, store, tracker
-    ):
+    def test_a_successor_sends_all_with_the_times_of_commits(self, tmp_path, runs, store, tracker):
         tracker.see(self.RUNNING)
         tracker._pass()
         successor = make_tracker(tmp_path)
@@ -287,9 +281,7 @@ class TestCurves:
         first, second = runs.points["run-4-None"][:2], runs.points["run-4-None"][2:]
         assert first == second == store.points("e1/00004/7")
 
-    def test_it_ends_when_everything_is_delivered_although_mlflow_was_away(
-        self, tmp_path, runs, store, tracker
-    ):
+    def test_it_ends_when_all_is_delivered_after_an_outage(self, tmp_path, runs, store, tracker):
         runs.sends_until_away = 1
         tracker.see(self.ENDED)
         tracker.close("completed", None, self.ENDED)
@@ -299,7 +291,7 @@ class TestCurves:
         assert runs.tags["run-None-None"]["eigensweep.best_trial"] == "4"
         assert FileLedger(tmp_path / "ledger.json").read("tracked") is True
 
-    def test_plots_are_drawn_once_and_follow_when_the_experiments_run_is_closed(
+    def test_plots_are_drawn_once_after_the_run_is_closed(
         self, tmp_path, runs, tracker, monkeypatch
     ):
         (tmp_path / "history.png").touch()
@@ -399,7 +391,7 @@ class NoCredentialsError(Exception):
         (ZeroDivisionError("a bug"), ZeroDivisionError),
     ],
 )
-def test_what_passes_by_itself_is_tried_again_and_the_rest_is_refused(error, kind):
+def test_only_what_passes_by_itself_is_tried_again(error, kind):
     with pytest.raises(kind):
         _ask(fail_with(error))
 
@@ -442,9 +434,7 @@ class TestManyTrials:
         tracker._pass()
         assert all(entry.tracked and entry.run_id for entry in ledger.load())
 
-    def test_curves_of_more_trials_than_one_pass_looks_at_come_in_turns(
-        self, tmp_path, runs, monkeypatch
-    ):
+    def test_curves_of_many_trials_come_in_turns(self, tmp_path, runs, monkeypatch):
         monkeypatch.setattr(tracking, "MOST_LOOKS", 1)
         entries = [make_entry(number=n, state="running") for n in range(3)]
         store = Store(tmp_path)
@@ -470,9 +460,7 @@ class TestManyTrials:
 class TestFirstClick:
     """What a person sees who opens MLflow's pages by a link of ours."""
 
-    def test_a_run_is_named_after_its_swept_settings_and_constants_stand_on_the_parent_run(
-        self, tmp_path, runs
-    ):
+    def test_a_run_is_named_after_its_swept_settings(self, tmp_path, runs):
         params = {"optimizer.name": "adam", "optimizer.lr": 0.01, "model.forget_bias": 1.0}
         entry = make_entry(arm="lstm", params=params, result=Result(value=0.1, baseline=0.4))
         tracker = make_tracker(tmp_path, ledger=record_trial(tmp_path, entry))
@@ -526,7 +514,7 @@ class TestFirstClick:
         text = zlib.decompress(base64.b64decode(packed.removeprefix("deflate;")))
         assert json.loads(text)["orderByKey"] == "metrics.`objective`"
 
-    def test_a_trial_of_a_population_has_its_lineage_as_a_tag_and_a_file(self, tmp_path, runs):
+    def test_a_trial_of_a_population_has_its_lineage_as_a_tag(self, tmp_path, runs):
         lineage = (Takeover(10, 2, {"lr": 0.1}, "a"), Takeover(20, 0, {"lr": 0.2}, "b"))
         entry = make_entry(result=Result(value=0.5, step=30), lineage=lineage)
         tracker = make_tracker(tmp_path, ledger=record_trial(tmp_path, entry))
@@ -538,7 +526,7 @@ class TestFirstClick:
         kept = json.loads(runs.texts["run-4-None", "lineage.json"])
         assert [(each["step"], each["source"]) for each in kept] == [(10, 2), (20, 0)]
 
-    def test_a_trial_of_several_replicates_has_the_curve_of_their_means(self, tmp_path, runs):
+    def test_a_trial_of_replicates_has_the_curve_of_their_means(self, tmp_path, runs):
         store = Store(tmp_path)
         entry = make_entry(state="running", config={"seed": 7, "replicates": 2})
         tracker = make_tracker(tmp_path, ledger=record_trial(tmp_path, entry), replicates=2)
@@ -594,9 +582,7 @@ class TestRace:
     def race(self, entry: TrialEntry) -> TrialEntry:
         return entry.reopened({**self.NARROW, "replicates": 3}, self.REASON)
 
-    def test_the_numbers_of_more_seeds_take_the_place_of_those_of_fewer(
-        self, tmp_path, runs, ended
-    ):
+    def test_numbers_of_more_seeds_replace_those_of_fewer(self, tmp_path, runs, ended):
         curve = [p for p in runs.points["run-4-None"] if "valid/loss" in p.metrics]
         again = self.race(ended)
         self.see(again)
@@ -650,7 +636,7 @@ def test_the_runs_of_what_is_taken_up_again_are_running(tmp_path, runs):
     assert set(runs.ended.values()) == {"RUNNING"}
 
 
-def test_settings_that_an_extension_changed_are_told_beside_those_of_before(tmp_path, runs):
+def test_settings_before_and_after_an_extension_are_told(tmp_path, runs):
     runs.params = {"run-None-None": {"training.steps": 10, "task.name": "copying"}}
     make_tracker(tmp_path)._pass()
     assert runs.params["run-None-None"]["training.steps"] == 10  # MLflow would refuse another value

@@ -36,7 +36,7 @@ print(has_changed())
 """
 
 
-def test_trials_ask_for_processes_that_ray_has_ready_for_anybody(monkeypatch):
+def test_trials_ask_for_what_ray_has_ready_for_anybody(monkeypatch):
     for each in CREDENTIALS:
         monkeypatch.delenv(each, raising=False)
     assert "runtime_env" not in TrialProcesses().get()._default_options
@@ -49,15 +49,13 @@ def test_the_credentials_of_a_driver_go_on_to_its_trials(monkeypatch):
 
 
 @pytest.mark.parametrize(("given", "threads"), [({}, "1"), ({"OMP_NUM_THREADS": "3"}, "3")])
-def test_pytorch_is_loaded_ahead_for_as_many_threads_as_ray_gives_to_a_trial(
-    given, threads, monkeypatch
-):
+def test_pytorch_is_loaded_for_the_threads_of_a_trial(given, threads, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     found = trial_processes._environment({"LD_PRELOAD": "jemalloc", **given})
     assert found == {**os.environ, **trial_processes.OF_RAY, "OMP_NUM_THREADS": threads}
 
 
-def test_where_pytorch_cannot_be_loaded_ahead_thin_processes_are_started_still(monkeypatch, caplog):
+def test_thin_processes_start_also_without_pytorch_loaded(monkeypatch, caplog):
     def fail(*_: object) -> None:
         raise OSError("no memory")
 
@@ -71,7 +69,7 @@ def test_where_pytorch_cannot_be_loaded_ahead_thin_processes_are_started_still(m
     assert "the first trial waits for it: no memory" in caplog.text
 
 
-def test_nothing_is_loaded_beside_trials_nor_where_there_were_none_for_long(monkeypatch):
+def test_nothing_is_loaded_beside_trials_or_long_after_them(monkeypatch):
     uses, loaded, clock = [True, False, False, False, True], [], iter(range(0, 100, 10))
     now = [0.0]
 

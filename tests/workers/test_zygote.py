@@ -75,9 +75,7 @@ def test_it_is_one_thread_and_so_nothing_is_lost_by_a_fork(drivers):
     assert psutil.Process(drivers._zygote.pid).num_threads() == 1
 
 
-def test_a_driver_has_a_session_and_a_log_of_its_own_and_is_found_until_its_end(
-    drivers, launch, tmp_path
-):
+def test_a_driver_has_its_own_session_and_log(drivers, launch, tmp_path):
     driver, other = launch(), launch("e2")
     wait_until(lambda: is_forked(driver) and is_forked(other))
     assert os.getsid(driver.pid) == driver.pid != other.pid
@@ -110,7 +108,7 @@ def test_one_that_cannot_read_what_it_is_told_says_so(launch):
     assert "no number" in driver.error
 
 
-def test_one_that_is_killed_has_failed_unless_the_machine_had_no_memory(launch, monkeypatch):
+def test_a_killed_one_has_failed_unless_memory_ran_out(launch, monkeypatch):
     driver = launch()
     wait_until(lambda: is_forked(driver))
     driver.kill()
@@ -125,7 +123,7 @@ def test_one_that_is_killed_has_failed_unless_the_machine_had_no_memory(launch, 
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_drivers_outlive_their_zygote_and_what_was_asked_meanwhile_is_forked_by_the_next(
+def test_drivers_outlive_their_zygote_and_the_next_one_forks_on(
     drivers, launch, tmp_path, monkeypatch, how
 ):
     monkeypatch.setattr(module, "SILENT_SECONDS", 3.0)
