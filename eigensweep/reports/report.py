@@ -41,6 +41,7 @@ from eigensweep.reports.verdicts import (
 )
 from eigensweep.results.published import find_gap
 from eigensweep.results.statistics import Summary, summarize
+from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.presets import load_preset
 from eigensweep.search_spaces.reproductions import (
     Budget,
@@ -59,7 +60,6 @@ from eigensweep.search_spaces.reproductions import (
 from eigensweep.search_spaces.sections import PublishedNumber
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import Strict
-from eigensweep.workers.shared.messages import Result
 
 MOST_POINTS = 400
 """Most points of a line in a report; of a longer curve, evenly spread ones are kept."""

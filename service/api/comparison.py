@@ -17,6 +17,7 @@ from eigensweep.results import tuning
 from eigensweep.results.comparison import Pair, Split, Subject, compare_all
 from eigensweep.results.ranking import RANKED
 from eigensweep.results.statistics import TEST, Summary
+from eigensweep.results.trial_result import Metrics, ReplicateResult, Result
 from eigensweep.search_spaces.errors import UnknownMetricError
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
@@ -26,7 +27,6 @@ from eigensweep.service.record.overviews import list_tries
 from eigensweep.service.record.queries import Queries
 from eigensweep.service.record.tables import ExperimentRow, TrialRow
 from eigensweep.tasks import TASKS
-from eigensweep.workers.shared.messages import Metrics, ReplicateResult, Result
 
 LONGEST_NUMBER = 10
 """A text of so many digits or more is no trial's number."""

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from eigensweep.direction import Better
 from eigensweep.made_of import MadeOf
 from eigensweep.results.statistics import Summary
+from eigensweep.results.trial_result import Metrics, summarize_stored
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.preview import ArmMemory
 from eigensweep.service.record.journal import spent_seconds
@@ -23,7 +24,7 @@ from eigensweep.service.record.progress import compute_progress
 from eigensweep.service.record.queries import ExperimentRecord, StoredTrial, TrialRecord
 from eigensweep.service.record.tables import AttemptRow, ExperimentRow, PlaceJson, TrialRow
 from eigensweep.service.record.usage import UserUsage
-from eigensweep.workers.shared import messages
+from eigensweep.workers.shared.messages import ConfigJson, Notice, NoticeKind, SpecJson
 from eigensweep.workers.shared.states import ENDED, ExperimentState, TrialState
 
 Item = TypeVar("Item")
@@ -109,7 +110,7 @@ class ReportNow(AnswerModel):
 
     step: int
     at: datetime
-    metrics: messages.Metrics
+    metrics: Metrics
 
 
 class TakeoverNow(AnswerModel):
@@ -214,7 +215,7 @@ class TrialSummary(TrialHead):
 class TrialNow(TrialSummary):
     """A trial in full."""
 
-    config: messages.ConfigJson | None = Field(
+    config: ConfigJson | None = Field(
         description="The whole configuration; null if the point is invalid"
     )
     result: dict[str, object] | None = Field(
@@ -227,7 +228,7 @@ class TrialNow(TrialSummary):
 class NoticeNow(AnswerModel):
     """Why an experiment that runs comes on more slowly than it could."""
 
-    kind: messages.NoticeKind
+    kind: NoticeKind
     words: str = Field(description="What it is, and what would help")
     node: str | None = Field(description="Host name of a node that is left out; else null")
     until: datetime | None = Field(description="When that node is tried again; else null")
@@ -318,7 +319,7 @@ class ExperimentNow(ExperimentSummary):
         description="The experiments from which the first 1,000 reused trials have their results:"
         " same configuration, seeds, budget and code"
     )
-    spec: messages.SpecJson = Field(
+    spec: SpecJson = Field(
         description="The ExperimentSpec as posted, with defaults filled in"
     )
     links: ExperimentLinks
@@ -386,10 +387,10 @@ class Views:
             "delivered": row.state in ENDED and row.tracked,
         }
 
-    def _list_notices(self, row: ExperimentRow) -> list[messages.Notice]:
-        told = [messages.Notice.from_dict(notice) for notice in row.notices or ()]
+    def _list_notices(self, row: ExperimentRow) -> list[Notice]:
+        told = [Notice.from_dict(notice) for notice in row.notices or ()]
         away = None if row.state in {"paused", *ENDED} else self._explain_away()
-        return told if away is None else [*told, messages.Notice("ray", away)]
+        return told if away is None else [*told, Notice("ray", away)]
 
     def _links(self, row: ExperimentRow) -> dict[str, str | None]:
         here = f"/v1/experiments/{row.id}"
@@ -421,7 +422,7 @@ class Views:
             hash=row.config_hash,
             metrics=result.get("valid") or _name_as_at_the_end(newest),
             test=result.get("test") or {},
-            statistics=messages.summarize_stored(row.scores),
+            statistics=summarize_stored(row.scores),
             **{name: result.get(name) for name in ("best_step", "parameters", "seconds")},
             reopened_for=None if row.earlier is None else row.earlier["reason"],
             usage=UsageNow.made_of(row),
@@ -477,6 +478,6 @@ def read_place(attempt: AttemptRow | None) -> PlaceParts:
     }
 
 
-def _name_as_at_the_end(reported: messages.Metrics) -> messages.Metrics:
+def _name_as_at_the_end(reported: Metrics) -> Metrics:
     """Return what a report says under the names that a result has; `objective` is the best."""
     return {name.removeprefix("valid/"): value for name, value in reported.items()}

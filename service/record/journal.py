@@ -14,6 +14,7 @@ from uuid import uuid4
 from sqlalchemy import select, update
 
 from eigensweep.results.ranking import RANKED, UNRANKED, cost
+from eigensweep.results.trial_result import Outcome
 from eigensweep.service.record.errors import WrongMoveError
 from eigensweep.service.record.rows import RowSession
 from eigensweep.service.record.tables import (
@@ -141,7 +142,7 @@ def finish_trial(
     rows: RowSession,
     experiment: ExperimentRow,
     trial: TrialRow,
-    outcome: states.Outcome,
+    outcome: Outcome,
     result: ResultJson | None = None,
     error: str | None = None,
 ) -> None:
@@ -179,7 +180,7 @@ def reopen_trial(
     Its result, value and rank stay until it ends again.
     """
     trial.earlier = EarlierJson(
-        state=cast(states.Outcome, trial.state),
+        state=cast(Outcome, trial.state),
         config=trial.config or {},
         error=trial.error,
         ended_at=trial.ended_at,
@@ -196,7 +197,7 @@ def _bring_back(
     experiment: ExperimentRow,
     trial: TrialRow,
     before: EarlierJson,
-    outcome: states.Outcome,
+    outcome: Outcome,
     error: str | None,
 ) -> None:
     """Give an open trial the end back that it had before it was reopened."""

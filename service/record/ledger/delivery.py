@@ -18,26 +18,17 @@ class DeliveryWrites(LedgerPart):
 
     @writes
     def set_run(
-        self,
-        rows: RowSession,
-        experiment: ExperimentRow,
-        number: int | None,
-        run_id: str,
-        project_id: str,
+        self, rows: RowSession, experiment: ExperimentRow, run_id: str, project_id: str
     ) -> None:
-        holder = experiment if number is None else self.get_trial(rows, number)
-        holder.run_id, holder.run_project = run_id, project_id
+        experiment.run_id, experiment.run_project = run_id, project_id
 
     @database.reading
     def experiment_run(self, session: Session) -> str | None:
         return session.get_one(ExperimentRow, self.experiment_id).run_id
 
     @writes
-    def set_tracked(self, rows: RowSession, experiment: ExperimentRow, number: int | None) -> None:
-        holder = experiment if number is None else self.get_trial(rows, number)
-        holder.tracked = True
-        if number is None:
-            experiment.notices = None
+    def set_tracked(self, rows: RowSession, experiment: ExperimentRow) -> None:
+        experiment.tracked, experiment.notices = True, None
 
     @writes
     def set_delivered(

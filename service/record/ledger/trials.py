@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import cast
 from uuid import uuid4
 
+from eigensweep.results.trial_result import Metrics, Outcome, Result
 from eigensweep.service.record import journal
 from eigensweep.service.record.ledger.part import LedgerPart, writes, writes_relaxed
 from eigensweep.service.record.rows import RowSession
@@ -19,9 +20,9 @@ from eigensweep.service.record.tables import (
     TrialRow,
 )
 from eigensweep.service.record.usage import count_use
-from eigensweep.workers.shared import messages
 from eigensweep.workers.shared.ledger import NOTHING, RungReport, StaleWriteError
-from eigensweep.workers.shared.states import OUTCOMES, Outcome
+from eigensweep.workers.shared.messages import ConfigJson, Params, Place, Takeover
+from eigensweep.workers.shared.states import OUTCOMES
 
 
 class TrialWrites(LedgerPart):
@@ -34,8 +35,8 @@ class TrialWrites(LedgerPart):
         experiment: ExperimentRow,
         number: int,
         arm: str,
-        params: messages.Params,
-        config: messages.ConfigJson,
+        params: Params,
+        config: ConfigJson,
         config_hash: str,
         sampler_state: dict[str, object] = NOTHING,
     ) -> None:
@@ -61,7 +62,7 @@ class TrialWrites(LedgerPart):
         experiment: ExperimentRow,
         number: int,
         arm: str,
-        params: messages.Params,
+        params: Params,
         error: str,
     ) -> None:
         if rows.get(TrialRow, (self.experiment_id, number)) is None:
@@ -77,7 +78,7 @@ class TrialWrites(LedgerPart):
             rows.add(trial)
             journal.finish_trial(rows, experiment, trial, "invalid", None, error)
 
-    def begin(self, number: int, place: messages.Place | None = None) -> int:
+    def begin(self, number: int, place: Place | None = None) -> int:
         return self._begin(number, place, uuid4().hex)
 
     @writes
@@ -86,7 +87,7 @@ class TrialWrites(LedgerPart):
         rows: RowSession,
         experiment: ExperimentRow,
         number: int,
-        place: messages.Place | None,
+        place: Place | None,
         token: str,
     ) -> int:
         trial = self.get_trial(rows, number)
@@ -130,8 +131,8 @@ class TrialWrites(LedgerPart):
         number: int,
         attempt: int,
         step: int,
-        metrics: messages.Metrics,
-        place: messages.Place | None,
+        metrics: Metrics,
+        place: Place | None,
     ) -> None:
         trial = self.get_trial(rows, number, attempt)
         _report(rows, experiment, trial, attempt, RungReport(step, metrics, place))
@@ -144,7 +145,7 @@ class TrialWrites(LedgerPart):
         number: int,
         attempt: int,
         outcome: Outcome,
-        result: messages.Result | None = None,
+        result: Result | None = None,
         error: str | None = None,
         last: RungReport | None = None,
     ) -> None:
@@ -161,7 +162,7 @@ class TrialWrites(LedgerPart):
         rows: RowSession,
         experiment: ExperimentRow,
         number: int,
-        config: messages.ConfigJson,
+        config: ConfigJson,
         reason: str,
     ) -> None:
         trial = self.get_trial(rows, number)
@@ -174,7 +175,7 @@ class TrialWrites(LedgerPart):
         rows: RowSession,
         experiment: ExperimentRow,
         step: int,
-        takeovers: Mapping[int, messages.Takeover],
+        takeovers: Mapping[int, Takeover],
     ) -> None:
         if experiment.round_step >= step:
             return  # committed before, and the answer was lost
