@@ -319,9 +319,7 @@ class ExperimentNow(ExperimentSummary):
         description="The experiments from which the first 1,000 reused trials have their results:"
         " same configuration, seeds, budget and code"
     )
-    spec: SpecJson = Field(
-        description="The ExperimentSpec as posted, with defaults filled in"
-    )
+    spec: SpecJson = Field(description="The ExperimentSpec as posted, with defaults filled in")
     links: ExperimentLinks
 
 
