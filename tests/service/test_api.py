@@ -515,10 +515,10 @@ class TestReading:
             ledger.report(number, attempt, 50, {"valid/cross_entropy": value}, PLACE)
             ledger.set_delivered({number: f"run{number}"}, "7", [])
             result = Result(
-                by_replicate=[
+                by_replicate=tuple(
                     ReplicateResult(seed=seed, value=value, test={"cross_entropy": seed * value})
                     for seed in (1, 2, 3)
-                ],
+                ),
                 value=value,
                 step=100,
                 best_step=90,
