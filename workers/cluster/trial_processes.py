@@ -26,7 +26,7 @@ from ray._private.grpc_utils import init_grpc_channel
 from ray._private.utils import get_runtime_env_info
 from ray.runtime_env import RuntimeEnv
 
-from eigensweep.workers.processes.fork_server import pid_of
+from eigensweep.workers.processes.fork_server import find_peer
 from eigensweep.workers.processes.forked import keep_server
 from eigensweep.workers.shared.code import has_changed, own_code
 from eigensweep.workers.shared.ray_nodes import RayNode, list_nodes
@@ -105,7 +105,7 @@ def _find_raylet() -> int:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(ANSWER_SECONDS)
         connection.connect(node.raylet_socket_name)
-        return pid_of(connection)
+        return find_peer(connection)[0]
 
 
 def _start_thin(raylet: psutil.Process) -> None:

@@ -26,6 +26,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.code import check_code
+from eigensweep.workers.shared.durable_files import disk_failure
 from eigensweep.workers.shared.logs import LogFormat
 from eigensweep.workers.shared.messages import Code, EngineNeed, LostBy, Order, Place, Report
 from eigensweep.workers.shared.patience import START_SECONDS, patience_with
@@ -196,7 +197,7 @@ class EngineActor:
         """Ask the engine; if it cannot go on, that is a report, too."""
         from eigensweep.tasks.corpus import CorpusMissingError
         from eigensweep.workers.lanes.register import EngineError
-        from eigensweep.workers.trial.errors import is_of_the_device, is_of_the_disk
+        from eigensweep.workers.trial.errors import is_of_the_device
 
         assert self._engine is not None
         try:
@@ -211,7 +212,7 @@ class EngineActor:
             # A report, because the trial's thin process would load torch to read the error itself.
             self._is_broken = self._is_broken or self._engine.is_broken
             by: LostBy = "engine"
-            if is_of_the_disk(error):
+            if disk_failure(error) is not None:
                 by = "disk"
             elif is_of_the_device(error):
                 by = "device"
