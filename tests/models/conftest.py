@@ -1,5 +1,6 @@
 """What the tests of models share."""
 
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -59,11 +60,14 @@ def nets():
     )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def kernels_folder(tmp_path_factory):
-    """A folder for kernels that are compiled for the CPU."""
+    """A folder for kernels that are compiled for the CPU: one for all processes of a test run."""
     need_libraries(ungated.SOURCE)
-    return tmp_path_factory.mktemp("kernels")
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "kernels"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="session")

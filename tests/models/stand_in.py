@@ -23,6 +23,7 @@ import test_cuda_gated
 import test_cuda_scan
 import torch
 from helpers.agreement import assert_close
+from helpers.cuda_program import compile_fibers, compile_kernel
 
 from eigensweep.models.recurrence import reference
 from eigensweep.models.recurrence.cuda import gated, kernels, scan
@@ -31,23 +32,6 @@ from eigensweep.models.recurrence.ungated import recur
 from eigensweep.workers.trial.errors import is_of_the_device, is_out_of_memory
 
 HERE = Path(__file__).parent
-PROGRAM = """
-#include "cuda_on_cpu.h"
-#include "{source}"
-#include <utility>
-template <class... Types, std::size_t... I>
-void call(void (*kernel)(Types...), void** places, std::index_sequence<I...>) {{
-    kernel(*static_cast<Types*>(places[I])...);
-}}
-template <class... Types> void call(void (*kernel)(Types...), void** places) {{
-    call(kernel, places, std::index_sequence_for<Types...>());
-}}
-extern "C" void start_{kernel}(void** places, unsigned blocks) {{
-    if (blocks % CLUSTER) fibers::fail("a cluster is not whole");
-    run_grid(int(blocks / CLUSTER), CLUSTER, [&] {{ call(&{kernel}, places); }});
-}}
-"""
-OPTIONS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-fno-gnu-unique")
 OUT_OF_MEMORY, LAUNCH_FAILED = 2, 719
 STREAM = 77
 
@@ -73,15 +57,8 @@ CELLS = ("lstm", "lstm diagonal", "lstm full", "gru", "gru cho", "goru", "cornn"
 def load_cubin(cache, source, definitions, architecture):
     """Return, in place of device code, the path of a program for this CPU."""
     assert architecture == "sm_90"
-    stem = "-".join([source.stem, *(str(value) for _, value in sorted(definitions.items()))])
-    program, library = FOLDER / f"{stem}.cpp", FOLDER / f"{stem}.so"
-    if not library.exists():
-        program.write_text(PROGRAM.format(source=source.name, kernel=source.stem))
-        folders = (f"-I{HERE}", f"-I{source.parent}")
-        defines = [f"-D{name}={value}" for name, value in definitions.items()]
-        command = ["g++", *OPTIONS, *folders, *defines, str(program), "-o", str(library)]
-        subprocess.run(command, check=True)
-    return str(library).encode() + b"\0"
+    library = compile_kernel(source, list(definitions.items()), FOLDER)
+    return library.encode() + b"\0"
 
 
 def told() -> list[str]:
@@ -264,6 +241,7 @@ def compile_ahead() -> None:
         for cell, rows in cells:
             gate = gated.GatedShape(cell, SIZE, rows, 1, is_backward)
             jobs.append((gated.SOURCE, gate.definitions(227 << 10)))
+    compile_fibers(FOLDER)
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda job: load_cubin(None, job[0], dict(job[1]), "sm_90"), jobs))
 

@@ -22,11 +22,6 @@ from eigensweep.models.recurrence.goru import goru
 from eigensweep.models.recurrence.goru_reference import goru_states
 from eigensweep.models.recurrence.native.gated import Cell
 
-PARAMETERS = (
-    "float* S, float* A, float* G, float* carry, const float* D, const float* R, "
-    "const float* other, float* sums, long long lane_S, long long state, long long lane_A, "
-    "long long lane_G, long long lane_D, int steps, int batch, int seen"
-)
 SHARED_BYTES = {"sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10}
 """Shared memory that a block of each generation of devices can ask for."""
 MOST_SPILLED = 72
@@ -62,14 +57,14 @@ class Gated(OnCpu):
     """The kernels in place of `gated.launch`."""
 
     def launch(self, shape, S, *tensors):
-        run = self.program(shape, shape.definitions(SHARED_BYTES["sm_90"]))
         clusters = S.shape[0] * -(-S.shape[3] // shape.rows)
-        run(*cuda_gated.collect_arguments(S, *tensors), clusters)
+        arguments = cuda_gated.collect_arguments(S, *tensors)
+        self.start(shape, shape.definitions(SHARED_BYTES["sm_90"]), clusters, arguments)
 
 
 @pytest.fixture(scope="module")
 def kernel(kernels_folder):
-    return Gated(kernels_folder, cuda_gated.SOURCE, PARAMETERS, cuda_gated.ARGUMENT_TYPES)
+    return Gated(kernels_folder, cuda_gated.SOURCE, cuda_gated.ARGUMENT_TYPES)
 
 
 @pytest.fixture

@@ -26,10 +26,6 @@ from eigensweep.models.recurrence.cuda.scan import (
 from eigensweep.models.recurrence.steps import ACTIVATIONS
 from eigensweep.models.recurrence.ungated import recur
 
-PARAMETERS = (
-    "float* Y, const float* H, const float* W, const float* b, float* sums, long long lane_Y, "
-    "long long lane_H, int steps, int batch, float leak, float inside, float shift, float below"
-)
 SPILLING = {("sm_100", "modrelu", 192, 4): 16}
 """Bytes that a shape's backward pass spills with the NVRTC 13.0 of torch; none does with 13.5."""
 MOST_SPILLED = 72
@@ -44,17 +40,17 @@ class Scan(OnCpu):
     """The kernel in place of `scan.launch`."""
 
     def launch(self, shape, Y, H, W, b, sums):
-        run = self.program(shape, shape.definitions)
         lanes, times, batch, _ = Y.shape
         pointers = (tensor.data_ptr() for tensor in (Y, H, W, b, sums))
         strides, numbers = (Y.stride(0), H.stride(0)), scan.numbers_of(shape)
         clusters = lanes * -(-batch // shape.rows)
-        run(*pointers, *strides, times - 1, batch, *numbers, clusters)
+        arguments = (*pointers, *strides, times - 1, batch, *numbers)
+        self.start(shape, shape.definitions, clusters, arguments)
 
 
 @pytest.fixture(scope="module")
 def kernel(kernels_folder):
-    return Scan(kernels_folder, SOURCE, PARAMETERS, scan.ARGUMENT_TYPES)
+    return Scan(kernels_folder, SOURCE, scan.ARGUMENT_TYPES)
 
 
 @pytest.fixture

@@ -1,11 +1,11 @@
 """Sums that threads of a warp share: each sum ends in one thread, or in several alike."""
 
 import ctypes
-import subprocess
 from pathlib import Path
 
 import pytest
 from helpers.compilers import need_compiler
+from helpers.cuda_program import compile_fibers, compile_once
 
 from eigensweep.models.recurrence.cuda.scan import SOURCE
 
@@ -13,6 +13,7 @@ PROGRAM = """
 #define CLUSTER 1
 #include "cuda_on_cpu.h"
 #include "blocks.h"
+#include <vector>
 
 // Return how many of COUNT sums end other than once, or wrong, in some group of threads.
 template <int COUNT, int SLICES, int STEP> int wrong_sums() {
@@ -43,19 +44,18 @@ template <int COUNT> int wrong_of() {
     else return wrong_sums<COUNT, 8, 2>() + wrong_sums<COUNT, 16, 2>() +
                 wrong_sums<COUNT, 32, 1>() + wrong_of<COUNT - 1>();
 }
-extern "C" int run() { return wrong_of<24>(); }
+extern "C" __attribute__((visibility("default"))) int run() { return wrong_of<24>(); }
 """
 
 
 @pytest.fixture
 def program(tmp_path):
     need_compiler()
-    source, library = tmp_path / "sums.cpp", tmp_path / "sums.so"
+    source = tmp_path / "sums.cpp"
     source.write_text(PROGRAM)
     folders = (f"-I{Path(__file__).parent}", f"-I{SOURCE.parent}")
-    options = ("-std=c++17", "-O1", "-fPIC", "-shared", "-w")
-    subprocess.run(["g++", *options, *folders, str(source), "-o", str(library)], check=True)
-    return ctypes.CDLL(str(library))
+    words = ("-shared", *folders, str(source), compile_fibers(tmp_path))
+    return ctypes.CDLL(compile_once(tmp_path / "sums.so", *words))
 
 
 def test_each_sum_ends_once_whatever_their_number(program):
