@@ -7,6 +7,7 @@ each answer is what the service says. Clock and ids are set, so the same code gi
 from __future__ import annotations
 
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import exp
@@ -29,6 +30,8 @@ from eigensweep.workers.shared.results import summarise
 
 NOON = 1_795_176_000.0
 """20 November 2026, 12:00 (UTC)."""
+PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+"""That of these sources. What is installed may be older."""
 PAGES = "http://127.0.0.1:8642/mlflow"
 PLACE = Place(node="here", node_id="7f3c0a4be1d95268f0b7c6d2a91e8f43", pid=4711, device="cpu")
 
@@ -122,6 +125,7 @@ def _open_service() -> Iterator[tuple[TestClient, Record, list[float]]]:
         tempfile.TemporaryDirectory() as folder,
         patch("time.time", lambda: now[0]),
         patch("secrets.choice", lambda signs: signs[-1]),
+        patch("eigensweep.service.api.app.version", lambda _: PROJECT["version"]),
     ):
         settings = Settings(home=Path(folder), data_root=Path(folder))
         migrate(settings.database)

@@ -309,7 +309,7 @@ class TestRefusals:
             ("member", "contradicts 1 file, such as"),
             ("missing", "contradicts 1 file, such as"),
             ("newer schema", "which is newer than this one"),
-            ("older schema", "restore it with Eigensweep 0.2"),
+            ("older schema", "restore it with Eigensweep 0.2, start it once with the last"),
             ("newer form", "reads the forms up to 2"),
             ("above", "holds '../x'"),
             ("absolute", "holds '/x'"),

@@ -29,6 +29,7 @@ from eigensweep.workers.shared.durable_files import StoreAwayError, disk_failure
 from eigensweep.workers.shared.messages import Report, Result
 from eigensweep.workers.trial.attempt import Attempt
 
+HELPERS = Path(__file__).parents[1] / "helpers"
 PARTS = {"torch": "2.13.0"}
 
 
@@ -203,7 +204,7 @@ def test_a_node_with_another_folder_is_left_out(tmp_path, monkeypatch):
         def answer(self) -> None:
             """Return as soon as the process is up."""
 
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", str(HELPERS), prepend=os.pathsep)
     (tmp_path / "store").mkdir()
     cluster = Cluster.start(num_cpus=1)
     context = ray.get_runtime_context()

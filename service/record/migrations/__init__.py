@@ -19,10 +19,11 @@ from eigensweep.service.record import database
 from eigensweep.service.settings import StartError
 
 FIRST: Final = "0023"
-"""The earliest schema that is brought up to date: that of 0.2. Schemas are named by numbers."""
+"""The earliest schema that is brought up to date: the last of 0.2. Schemas are named by numbers."""
 
 THROUGH: Final = (
-    "start it once with Eigensweep 0.2, which brings it up to date, and then install this version"
+    "start it once with the last Eigensweep 0.2 (commit f9ac8f7), which brings it up to date, and "
+    "then install this version"
 )
 """What to do with a record whose schema is earlier."""
 
