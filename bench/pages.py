@@ -23,6 +23,8 @@ from starlette.testclient import TestClient
 
 from bench.report import add_json, new_parser, write
 from eigensweep.results.ranking import UNRANKED
+from eigensweep.results.seeds import summarise
+from eigensweep.results.trial_result import ParameterCount, ReplicateResult
 from eigensweep.service.api.app import create_app
 from eigensweep.service.queue.dispatcher import Dispatcher
 from eigensweep.service.record import database
@@ -32,8 +34,6 @@ from eigensweep.service.record.tables import ExperimentRow, ReportRow, TrialRow
 from eigensweep.service.settings import Settings
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.curves import CurvePoint
-from eigensweep.workers.shared.messages import ParameterCount, ReplicateResult
-from eigensweep.workers.shared.results import summarise
 
 ARMS = ("one", "two", "three")
 SEEDS = 3

@@ -25,9 +25,10 @@ from helpers import ray_mark
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of tiny networks only get in the way
 
+from eigensweep.results.trial_result import ParameterCount, ReplicateResult, Result
 from eigensweep.workers.cluster.nodes import Amounts, Node
 from eigensweep.workers.lanes.shares import Capacity
-from eigensweep.workers.shared.messages import ParameterCount, Place, ReplicateResult, Result
+from eigensweep.workers.shared.messages import Place
 
 if TYPE_CHECKING:
     from eigensweep.workers.shared.ledger import Ledger
@@ -201,8 +202,8 @@ class ScriptedDriver:
     def _run(self) -> None:
         end = self._train()
         for entry in self.ledger.load():
-            self.ledger.set_tracked(entry.number)
-        self.ledger.set_tracked(None)
+            self.ledger.set_delivered({}, "1", [entry.number])
+        self.ledger.set_tracked()
         self.ledger.end(end)
 
     def _train(self) -> ExperimentEnd:

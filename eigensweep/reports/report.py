@@ -40,6 +40,7 @@ from eigensweep.reports.verdicts import (
     judge_order,
 )
 from eigensweep.results.statistics import Summary, summarize
+from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.presets import load_preset
 from eigensweep.search_spaces.reproductions import (
     Budget,
@@ -58,7 +59,6 @@ from eigensweep.search_spaces.reproductions import (
 from eigensweep.search_spaces.sections import PublishedNumber
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import Strict
-from eigensweep.workers.shared.messages import Result
 
 MOST_POINTS = 400
 """Most points of a line in a report; of a longer curve, evenly spread ones are kept."""

@@ -13,6 +13,7 @@ from pydantic import Field
 from eigensweep.results.comparison import Pair, Split, Subject, compare_all
 from eigensweep.results.ranking import RANKED
 from eigensweep.results.statistics import TEST, Summary
+from eigensweep.results.trial_result import Metrics, ReplicateResult, Result
 from eigensweep.search_spaces.errors import UnknownMetricError
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.service.api.schemas import AnswerModel, Metric
@@ -20,7 +21,6 @@ from eigensweep.service.record.errors import ConflictError, NotFoundError
 from eigensweep.service.record.queries import Queries
 from eigensweep.service.record.tables import ExperimentRow, TrialRow
 from eigensweep.tasks import TASKS
-from eigensweep.workers.shared.messages import Metrics, ReplicateResult, Result
 
 LONGEST_NUMBER = 10
 """A text of so many digits or more is no trial's number."""

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from eigensweep.direction import Better
 from eigensweep.results.statistics import Summary
+from eigensweep.results.trial_result import Metrics, summarize_stored
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.preview import ArmMemory
 from eigensweep.service.record.journal import spent_seconds
@@ -22,14 +23,7 @@ from eigensweep.service.record.progress import compute_progress
 from eigensweep.service.record.queries import ExperimentRecord, StoredTrial, TrialRecord
 from eigensweep.service.record.tables import AttemptRow, ExperimentRow, PlaceJson, TrialRow
 from eigensweep.service.record.usage import UserUsage
-from eigensweep.workers.shared.messages import (
-    ConfigJson,
-    Metrics,
-    Notice,
-    NoticeKind,
-    SpecJson,
-    summarize_stored,
-)
+from eigensweep.workers.shared.messages import ConfigJson, Notice, NoticeKind, SpecJson
 from eigensweep.workers.shared.states import ENDED, ExperimentState, TrialState
 
 Item = TypeVar("Item")

@@ -15,6 +15,7 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from eigensweep.results.ranking import RANKED, UNRANKED, cost
+from eigensweep.results.trial_result import Outcome
 from eigensweep.service.record.errors import WrongMoveError
 from eigensweep.service.record.rows import Rows, RowSession
 from eigensweep.service.record.tables import (
@@ -41,7 +42,6 @@ from eigensweep.workers.shared.states import (
     TRIAL_MOVES,
     ExperimentEnd,
     ExperimentState,
-    Outcome,
     TrialState,
     brings_back,
 )

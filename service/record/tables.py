@@ -22,8 +22,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from eigensweep.direction import Better
 from eigensweep.results.ranking import UNRANKED
-from eigensweep.workers.shared.messages import ConfigJson, Metrics, NoticeKind, Params, SpecJson
-from eigensweep.workers.shared.states import Outcome
+from eigensweep.results.trial_result import Metrics, Outcome
+from eigensweep.workers.shared.messages import ConfigJson, NoticeKind, Params, SpecJson
 from eigensweep.workers.shared.thinning import Keep
 
 OPERATOR = "operator"

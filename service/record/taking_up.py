@@ -17,14 +17,14 @@ from sqlalchemy.orm import Session
 from eigensweep.reports.messages import KeptExperiment, KeptTrial, Results
 from eigensweep.reports.results import join_blocks
 from eigensweep.results.ranking import RANKED, cost
+from eigensweep.results.seeds import split_seeds, summarise
+from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record import database
 from eigensweep.service.record.journal import budget_of, replace_non_finite
 from eigensweep.service.record.posting import make_row
 from eigensweep.service.record.tables import ExperimentRow, TrialRow
 from eigensweep.workers.shared.checkpoints import Store, replicate_key, trial_key
-from eigensweep.workers.shared.messages import Result
-from eigensweep.workers.shared.results import split_seeds, summarise
 from eigensweep.workers.shared.thinning import thin_out
 
 TAKEN: tuple[str, ...] = ("completed", "reused", "diverged")

@@ -10,6 +10,8 @@ import pytest
 from eigensweep.analyses.__main__ import main as make_analysis
 from eigensweep.reports.__main__ import main as make_report
 from eigensweep.results import figures
+from eigensweep.results.seeds import summarise
+from eigensweep.results.trial_result import ReplicateResult
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.queue.analyses import AnalysisHandler
 from eigensweep.service.queue.jobs import JobRunner
@@ -18,8 +20,6 @@ from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.curves import CurvePoint
-from eigensweep.workers.shared.messages import ReplicateResult
-from eigensweep.workers.shared.results import summarise
 
 NAME = "nnrnn/figure-5b"
 """A suite with one experiment and no analysis."""

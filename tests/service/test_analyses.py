@@ -19,6 +19,7 @@ from eigensweep.analyses import ANALYSES
 from eigensweep.analyses.__main__ import main as carry_out
 from eigensweep.analyses.base import ExperimentSubject, TrialSubject
 from eigensweep.analyses.messages import Outcome
+from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.app import create_app
@@ -31,7 +32,6 @@ from eigensweep.service.record.analyses import Analyses, AnalysisSpec
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.settings import Settings
 from eigensweep.workers.shared.checkpoints import Store
-from eigensweep.workers.shared.messages import Result
 
 SMALL = {"name": "transient_norms", "options": {"size": 6, "steps": 8, "vectors": 4, "beta": 0}}
 

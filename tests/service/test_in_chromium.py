@@ -26,11 +26,11 @@ from selenium.webdriver.support.ui import Select
 from starlette.testclient import TestClient
 from test_race import Race
 
+from eigensweep.results.seeds import summarise
 from eigensweep.search_spaces.labels import describe_settings
 from eigensweep.service.api.app import create_app
 from eigensweep.service.api.pages.formats import show_number
 from eigensweep.service.record.ledger import RecordLedger
-from eigensweep.workers.shared.results import summarise
 
 
 @pytest.fixture(scope="module")

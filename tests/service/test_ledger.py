@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 from test_ledger_contract import CONFIG, PLACE, RESULT, post_and_claim
 from waiting import PATIENCE, wait_until
 
+from eigensweep.results.trial_result import ReplicateResult, Result, Source
 from eigensweep.service.record import database
 from eigensweep.service.record.errors import WrongStateError
 from eigensweep.service.record.jobs import Jobs
@@ -23,7 +24,7 @@ from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.tables import TrialRow
 from eigensweep.workers.shared.ledger import StaleWriteError
-from eigensweep.workers.shared.messages import Notice, ReplicateResult, Result, Source
+from eigensweep.workers.shared.messages import Notice
 
 
 class TestRecordLedger:
@@ -60,7 +61,7 @@ class TestRecordLedger:
         away = Notice("delivery", "not delivered yet: MLflow does not answer")
         ledger.record_notices([away])
         assert record.row(ledger.experiment_id).notices == [away.to_dict()]
-        ledger.set_tracked(None)
+        ledger.set_tracked()
         assert record.row(ledger.experiment_id).notices is None
 
     def test_a_held_delivery_is_told_and_its_driver_shut_out(self, record, spec):
@@ -71,7 +72,7 @@ class TestRecordLedger:
         ledger.end("completed")
         record.hold_delivery(id, "others are first")
         with pytest.raises(StaleWriteError):
-            ledger.set_tracked(None)
+            ledger.set_tracked()
         assert [n["words"] for n in record.row(id).notices] == [
             "not delivered yet: others are first"
         ]

@@ -15,6 +15,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, MetaData, Table, inspect, select
 
+from eigensweep.results.trial_result import Result
 from eigensweep.service.record import database
 from eigensweep.service.record.counts import count_all
 from eigensweep.service.record.jobs import Jobs
@@ -23,7 +24,6 @@ from eigensweep.service.record.migrations import NoWayBackError, _configure, mig
 from eigensweep.service.record.queries import StateCount
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.tables import Base
-from eigensweep.workers.shared.messages import Result
 
 SCRIPTS = ScriptDirectory.from_config(_configure())
 REVISIONS = [each.revision for each in SCRIPTS.walk_revisions()][::-1]

@@ -11,6 +11,7 @@ from mlflow import MlflowClient
 from sqlalchemy import event
 from starlette.testclient import TestClient
 
+from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.queue.deletions import DeletionHandler
 from eigensweep.service.queue.jobs import JobRunner
@@ -23,7 +24,6 @@ from eigensweep.service.record.record import Record
 from eigensweep.service.record.tables import AttemptRow, EventRow, ReportRow, TrialRow
 from eigensweep.workers.driver.deletion import remove
 from eigensweep.workers.shared.ledger import StaleWriteError
-from eigensweep.workers.shared.messages import Result
 from eigensweep.workers.tracking.mlflow_runs import Runs
 
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1}
@@ -197,7 +197,7 @@ class TestDelete:
         removal.driver = Driver()
         removal.record.delete(removal.id)
         with pytest.raises(StaleWriteError):
-            removal.ledger.set_tracked(None)
+            removal.ledger.set_tracked()
         assert removal.record.list_unfinished() == [
             each for each in removal.record.list_unfinished() if each.id != removal.id
         ]

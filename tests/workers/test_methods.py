@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from sweeps import SCORNN, Bench, spec
 
+from eigensweep.results.trial_result import ParameterCount, Result
 from eigensweep.workers.driver.samplers import FEWEST_EARLIER
-from eigensweep.workers.shared.messages import ParameterCount, Result
 
 TWO = {
     "optimizer.lr": {"low": 1e-5, "high": 1e-1, "log": True},

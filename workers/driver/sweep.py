@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from eigensweep.results.racing import find_race
 from eigensweep.results.ranking import find_best, rank
+from eigensweep.results.trial_result import Metrics, Outcome, Result, Source
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig, find_code
@@ -36,8 +37,8 @@ from eigensweep.workers.shared.ledger import (
     SweepLedger,
     TrialEntry,
 )
-from eigensweep.workers.shared.messages import LostBy, Metrics, Notice, Place, Result, Source
-from eigensweep.workers.shared.states import OPEN_TRIALS, UNTRAINED, ExperimentEnd, Outcome
+from eigensweep.workers.shared.messages import LostBy, Notice, Place
+from eigensweep.workers.shared.states import OPEN_TRIALS, UNTRAINED, ExperimentEnd
 
 logger = logging.getLogger(__name__)
 

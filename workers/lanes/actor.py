@@ -209,7 +209,7 @@ class EngineActor:
             return Report(order.reported, lost=words, lost_by="node")
         except EngineError as error:
             # A report, because the trial's thin process would load torch to read the error itself.
-            self._is_broken = self._is_broken or self._engine.status()["error"] is not None
+            self._is_broken = self._is_broken or self._engine.is_broken
             by: LostBy = "engine"
             if is_of_the_disk(error):
                 by = "disk"

@@ -148,18 +148,10 @@ class Engine:
         """
         self._register.leave(order, commit)
 
-    def status(self) -> dict[str, object]:
-        """Return, as plain data, who is in which lane, who waits, and how busy the lanes are."""
-        with self._register.changed:
-            broken = self._register.broken
-            return {
-                "device": self.device,
-                "groups": [],
-                "waiting": [],
-                "occupancy": self.occupancy(),
-                "error": None if broken is None else str(broken),
-                **self._loop.status,
-            }
+    @property
+    def is_broken(self) -> bool:
+        """Whether the engine does not go on."""
+        return self._register.broken is not None
 
     def occupancy(self) -> dict[str, object]:
         """Return lane-seconds by what lanes did: occupied, idle though wanted, and idle."""

@@ -182,17 +182,6 @@ class Groups:
                 group.trainer.close()
         self._known.clear()
 
-    def describe(self) -> list[dict[str, object]]:
-        """Return, as plain data, who is in which lane."""
-        return [
-            {
-                "shape": group.name,
-                "lanes": group.trainer.lanes,
-                "occupied": [lane.describe() for lane in group.occupied],
-            }
-            for group in self._known.values()
-        ]
-
     def _occupied(self) -> Iterable[ScheduledGroup]:
         return (group for group in self._known.values() if group.occupied)
 

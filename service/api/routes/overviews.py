@@ -18,6 +18,7 @@ from pydantic import Field
 
 from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.results.statistics import Summary, find_domain, summarize
+from eigensweep.results.trial_result import summarize_stored
 from eigensweep.search_spaces.errors import SpecError, did_you_mean, shorten
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.presets import find_preset
@@ -39,7 +40,6 @@ from eigensweep.service.record.tables import ExperimentRow, ReportRow, TrialRow
 from eigensweep.workers.shared.checkpoints import Store, trial_key
 from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.kept_files import BEST
-from eigensweep.workers.shared.messages import summarize_stored
 from eigensweep.workers.shared.states import TrialState
 from eigensweep.workers.shared.stored_checkpoints import PIECE
 

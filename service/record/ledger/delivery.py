@@ -17,26 +17,17 @@ class DeliveryWrites(LedgerPart):
 
     @writes
     def set_run(
-        self,
-        session: Session,
-        experiment: ExperimentRow,
-        number: int | None,
-        run_id: str,
-        project_id: str,
+        self, session: Session, experiment: ExperimentRow, run_id: str, project_id: str
     ) -> None:
-        holder = experiment if number is None else self.get_trial(session, number)
-        holder.run_id, holder.run_project = run_id, project_id
+        experiment.run_id, experiment.run_project = run_id, project_id
 
     @database.reading
     def experiment_run(self, session: Session) -> str | None:
         return session.get_one(ExperimentRow, self.experiment_id).run_id
 
     @writes
-    def set_tracked(self, session: Session, experiment: ExperimentRow, number: int | None) -> None:
-        holder = experiment if number is None else self.get_trial(session, number)
-        holder.tracked = True
-        if number is None:
-            experiment.notices = None
+    def set_tracked(self, session: Session, experiment: ExperimentRow) -> None:
+        experiment.tracked, experiment.notices = True, None
 
     @writes
     def set_delivered(

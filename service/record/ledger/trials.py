@@ -9,6 +9,7 @@ from uuid import uuid4
 
 from sqlalchemy.orm import Session
 
+from eigensweep.results.trial_result import Metrics, Outcome, Result
 from eigensweep.service.record.journal import (
     budget_of,
     close_attempt,
@@ -32,15 +33,8 @@ from eigensweep.service.record.tables import (
 )
 from eigensweep.service.record.usage import count_use
 from eigensweep.workers.shared.ledger import NOTHING, RungReport, StaleWriteError
-from eigensweep.workers.shared.messages import (
-    ConfigJson,
-    Metrics,
-    Params,
-    Place,
-    Result,
-    Takeover,
-)
-from eigensweep.workers.shared.states import OUTCOMES, Outcome
+from eigensweep.workers.shared.messages import ConfigJson, Params, Place, Takeover
+from eigensweep.workers.shared.states import OUTCOMES
 
 
 class TrialWrites(LedgerPart):
