@@ -32,7 +32,7 @@ Labels = Mapping[str, str]
 
 
 def bundles_of(share: Share, trials: int) -> list[Bundle]:
-    """Return what so many trials at once want: a bundle for each trial, or for each engine.
+    """Return the bundles of `trials` at once: one for each trial, or for each engine.
 
     >>> bundles_of(Share({"CPU": 2.0}), 2)
     [{'CPU': 2.0}, {'CPU': 2.0}]

@@ -59,7 +59,7 @@ MOST_CALLS = 2_000
 """Calls that an engine takes at once: several for each trial."""
 
 JOIN_TRIES = 5
-"""How often a trial looks for an engine again when the one that it found ends."""
+"""How often a trial looks for another engine after its engine ended."""
 
 PAUSE_SECONDS = 0.5
 """Pause between two looks for an engine with a free slot."""
@@ -228,9 +228,9 @@ class EngineActor:
     async def _look_after(self) -> None:
         """Drop trials whose processes are gone; end this process when it is idle or broken.
 
-        It also ends when its training thread hangs: a thread cannot be ended, and one that hangs
-        stops all lanes. Each trial goes on from its last commit. One that hangs once more is in the
-        end alone in a process, and `stalled`.
+        It also ends when its training thread hangs: that stops all lanes, and a thread cannot be
+        ended. Each trial goes on from its last commit. A trial that hangs again and again trains
+        in a process of its own at last, and ends as `stalled`.
         """
         while not self._is_broken and (
             self._slots or time.monotonic() - self._empty_since < IDLE_SECONDS

@@ -28,8 +28,8 @@ Ts = TypeVarTuple("Ts")
 class Faults:
     """Judges errors: a trial's fails it alone, memory's shrinks a group, others are nobody's.
 
-    The thread that trains calls it, and `settle` also a caller whose trial cannot be opened. It
-    takes the register's lock where callers are told something.
+    The training thread calls it; `settle` is also called by the thread of a caller whose trial
+    cannot be opened. It takes the register's lock where callers are told something.
     """
 
     def __init__(
