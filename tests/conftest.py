@@ -285,7 +285,7 @@ class ScriptedLauncher:
         return None
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # beside the tests of other files it would take 6 % of a processor
 def scripted_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Return the address of the real service, whose drivers are scripted: no Ray, no MLflow."""
     import uvicorn

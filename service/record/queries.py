@@ -357,7 +357,7 @@ def require_experiment(session: Session | sa.Connection, id: str) -> None:
 
 
 def _find_sources(session: Session, id: str) -> tuple[str, ...]:
-    """Return the experiments whose results the first reused trials of an experiment have."""
+    """Return the experiments from which the first reused trials have their results."""
     reused = sa.select(TrialRow.result).where(
         TrialRow.experiment_id == id, TrialRow.state == "reused"
     )

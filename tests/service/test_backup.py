@@ -75,8 +75,9 @@ def settings(tmp_path: Path) -> Settings:
     return made
 
 
-def post(settings: Settings) -> str:
-    return Record(settings.database).add(ExperimentSpec.model_validate(CONTENT))[0].id
+def post(settings: Settings, steps: int = STEPS) -> str:
+    content = CONTENT | {"training": CONTENT["training"] | {"steps": steps}}
+    return Record(settings.database).add(ExperimentSpec.model_validate(content))[0].id
 
 
 def drive(settings: Settings, id: str, at_rung: Callable[[], None] = lambda: None) -> None:
@@ -100,7 +101,7 @@ def drive(settings: Settings, id: str, at_rung: Callable[[], None] = lambda: Non
             number=number,
             attempt=attempt,
             config=body,
-            rungs=tuple(range(10, STEPS + 1, 10)),
+            rungs=tuple(range(10, (config.training.steps or 0) + 1, 10)),
             reported=known[number].reached if number in known else 0,
             storage=settings.storage_folder,
         )
@@ -146,16 +147,21 @@ class TestWhileItRuns:
             home.rename(settings.home)
             (settings.home / "eigensweep.db").unlink()
             migrate(settings.database)
-        kinds = iter([True, not outer, True])
-        self.check_copies(settings, tmp_path, lambda name: place(name, next(kinds)))
+        kinds = [True, not outer]
+        self.check_copies(settings, tmp_path, lambda name: place(name, kinds.pop(0)), 2, 40)
 
     def check_copies(
-        self, settings: Settings, tmp_path: Path, place: Callable[[str], Settings]
+        self,
+        settings: Settings,
+        tmp_path: Path,
+        place: Callable[[str], Settings],
+        copies: int = 3,
+        steps: int = STEPS,
     ) -> None:
-        id, rungs, files = post(settings), threading.Semaphore(0), []
+        id, rungs, files = post(settings, steps), threading.Semaphore(0), []
         driver = threading.Thread(target=drive, args=(settings, id, rungs.release))
         driver.start()
-        for number in range(3):
+        for number in range(copies):
             for _ in range(1 + 6 * number):
                 assert rungs.acquire(timeout=PATIENCE)
             files.append(tmp_path / f"{number}.tar.gz")
