@@ -191,7 +191,7 @@ def find_damage(url: str) -> str | None:
 
 
 def look_for_damage(url: str) -> None:
-    """Have SQLite read the whole database; `find_damage` says then what it found.
+    """Have SQLite read the whole database; afterwards `find_damage` returns what it found.
 
     PostgreSQL has checksums of its own, and says what is damaged when it reads it.
     """

@@ -49,8 +49,8 @@ class GroupCommit:
     def write(self, work: Callable[[RowSession], T]) -> T:
         """Return `work(rows)` once it is committed; the same as `database.write_rows`.
 
-        If one of those that are written together is refused, nothing of it stays, and each is done
-        again in a transaction of its own. So `work` may run more than once, in another thread.
+        If one of the writes in a transaction is refused, the transaction is rolled back, and each
+        write gets a transaction of its own. So `work` may run more than once, in another thread.
         """
         if not database.takes_turns(self._url):
             return database.write_rows(self._url, work)

@@ -80,7 +80,7 @@ def list_arms(queries: Queries, session: Session, id: str) -> tuple[ExperimentRo
 
 @database.reading
 def list_leaders(queries: Queries, session: Session, id: str, each: int) -> list[TrialRow]:
-    """Return the best trials of every arm, and of those that train the first ones of every arm.
+    """Return the best trials of every arm, then the first trials of every arm that train now.
 
     Up to `each` of both.
     """

@@ -366,7 +366,7 @@ def require_experiment(session: Session | Connection, id: str) -> None:
 
 
 def _find_sources(session: Session, id: str) -> tuple[str, ...]:
-    """Return the experiments whose results the first reused trials of an experiment have."""
+    """Return the experiments from which the first reused trials have their results."""
     reused = select(TrialRow.result).where(TrialRow.experiment_id == id, TrialRow.state == "reused")
     first = reused.order_by(TrialRow.number).limit(MOST_SOURCES).subquery()
     source = type_coerce(first.c.result, JSON)["reused_from"]["experiment"].as_string()

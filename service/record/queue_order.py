@@ -73,12 +73,12 @@ def find_place(connection: Connection, row: ExperimentRow) -> int | None:
 
 @dataclass
 class _Counts:
-    """Experiments of one user: those that run, and those in the queue beside a certain one."""
+    """Counts of one user's experiments, as one experiment in the queue sees them."""
 
     running: int = 0
     queued: int = 0
     higher: int = 0
-    """Queued with a higher priority than that one."""
+    """Queued with a higher priority than that experiment."""
     same: int = 0
     """Queued with the same priority."""
     older: int = 0

@@ -50,7 +50,7 @@ class Reopening(Control):
         Raises:
             ExperimentNotFoundError, WrongStateError: as in `Control`.
             NothingToDoError: if none has failed, or it may not go on.
-            QuotaExceededError: if its owner may not have one more that is not over.
+            QuotaExceededError: if its owner may have no further open experiment.
         """
         before = self.row(id)
         was_done(before, "retry")

@@ -32,7 +32,7 @@ TAKEN: tuple[str, ...] = ("completed", "reused", "diverged")
 
 
 def take_up(url: str, results: Results, storage: str) -> None:
-    """Record the experiments of a file of results, but for those taken up before.
+    """Record the experiments of a file of results, except those that were taken up before.
 
     Raises:
         StorageError: if the curves cannot be written to the store.

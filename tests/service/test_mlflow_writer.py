@@ -294,7 +294,7 @@ class TestASlowServer:
         assert runs.flush() == {}
         assert runs._waiting == {}
 
-    def test_what_it_did_not_take_and_what_it_refuses_waits_while_it_is_away(self, runs):
+    def test_what_it_did_not_take_waits_while_it_is_away(self, runs):
         errors = {"b": AwayError("away"), "c": MlflowRefusedError("no")}
 
         def end(run: str, *_: Any) -> None:

@@ -138,14 +138,14 @@ class Drivers:
     """Drivers, by their experiments, and the zygote that forks them. Threads may share it."""
 
     modules: Sequence[str] = ()
-    """What a driver needs beside its own modules: that of its ledger."""
+    """Modules that a zygote loads beside those of a driver: the one of its ledger."""
     problem: str | None = None
     """Why no driver can be started; None: drivers can, at the latest when a zygote has loaded."""
     starts: int = 0
     """How many zygotes were started."""
     _environment: Mapping[str, str] = field(default_factory=dict)
     _processes: dict[int, DriverProcess] = field(default_factory=dict)
-    """Those that are not over, by the numbers of their requests."""
+    """Drivers that have not ended, by the numbers of their requests."""
     _numbers: Any = field(default_factory=count)
     _zygote: subprocess.Popen[bytes] | None = None
     _pipe: Connection | None = None
@@ -200,7 +200,7 @@ class Drivers:
             return next((p for p in self._processes.values() if p.experiment == experiment), None)
 
     def stop(self, *, kill: bool = False) -> None:
-        """End the zygote; drivers go on unless `kill`, and who is not forked yet never begins."""
+        """End the zygote. Its drivers go on unless `kill`; requested ones never begin."""
         self._end_zygote()
         with self._turn:
             for process in self._processes.values():

@@ -276,7 +276,7 @@ class ExperimentDriver:
         self.sweep.hold()
         self._paused_at = self._paused_at or time.monotonic()
         is_late = time.monotonic() >= self._paused_at + PAUSE_SECONDS
-        return is_late or not self.sweep.is_training
+        return is_late or not self.sweep.training
 
     def _tell(self) -> None:
         """Record why the experiment makes slow progress, if that has changed."""
@@ -290,7 +290,7 @@ class ExperimentDriver:
                 logger.warning("%s experiment=%s", low.words, self.experiment)
             self.ledger.record_notices(notices)
             self._told = notices
-        waits = self._fair.has_no_place and not self.sweep.is_training
+        waits = self._fair.has_no_place and not self.sweep.training
         if waits and not self._waits_for_others:
             self.ledger.record_phase("waiting_for_room")
         self._waits_for_others = waits

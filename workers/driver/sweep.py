@@ -168,11 +168,6 @@ class Sweep:
         return is_exhausted and is_empty
 
     @property
-    def is_training(self) -> bool:
-        """Whether a trial has a process."""
-        return bool(self.training)
-
-    @property
     def training(self) -> list[TrialEntry]:
         """The trials that have a process."""
         handed_out = (self.entries[number] for number in self._handed_out)

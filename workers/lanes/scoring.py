@@ -217,7 +217,7 @@ class Scorer:
 
 
 def _cut(batches: Iterable[Batch]) -> Iterator[Segment]:
-    """Cut batches into segments; the first one begins anew, as does every one that says so."""
+    """Cut batches into segments; the first batch begins anew, and so does each that says so."""
     segment: list[EvaluatedBatch] = []
     steps = 0
     for number, batch in enumerate(batches):

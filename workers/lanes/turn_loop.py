@@ -79,7 +79,7 @@ class TurnLoop:
     def _waiting(self) -> list[MemberLane]:
         """Return the replicates without a lane, in the order in which they get one.
 
-        First those that their trial needs for its next rung, the trial that came first first.
+        Replicates that a trial needs for its next rung come first; among them, earlier trials.
         """
         lanes = [
             lane
