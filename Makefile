@@ -21,7 +21,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv .venv || { echo "The environment .venv could not be made. On Debian and Ubuntu, 'apt-get install python3-venv' installs what is missing."; exit 1; }
 	@echo 'Installing into .venv: this takes one to four minutes'
 	@$(BIN)/python .ci/install.py
-	@$(BIN)/python -m compileall -qq --workers 0 -x '/(tests?|moto|rllib)/' .venv/lib || true  # some files are of an older Python
+	@$(BIN)/python -m compileall -qq --workers 0 -x '/(tests?|testing|moto|rllib|serve|databricks|_inductor|ao|onnx|devtools|mypyc?)/' .venv/lib || true  # some files are of an older Python
 	@touch $@
 	@echo "Installed. To call eigensweep in a shell: source $(BIN)/activate"
 

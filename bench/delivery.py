@@ -21,6 +21,8 @@ from typing import Any
 
 from bench.overhead import one_step
 from bench.report import add_json, new_parser, say, write
+from eigensweep.results.seeds import summarise
+from eigensweep.results.trial_result import ReplicateResult
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.process import ports
 from eigensweep.service.process.mlflow_server import HOST, MlflowServer
@@ -29,8 +31,6 @@ from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.curves import CurvePoint
-from eigensweep.workers.shared.messages import ReplicateResult
-from eigensweep.workers.shared.results import summarise
 from eigensweep.workers.tracking.subject import make_subject
 from eigensweep.workers.tracking.tracker import Tracker
 

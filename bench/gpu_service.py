@@ -28,7 +28,7 @@ from bench.report import add_json, add_quick, describe, new_parser, say, write
 from bench.rounds import processor
 from eigensweep.service.client import Experiment
 from eigensweep.service.command.quickstart import running_service
-from eigensweep.workers import RayCluster
+from eigensweep.workers.cluster.ray_cluster import RayCluster
 
 TRIALS = 32
 GOOD = ("completed", "pruned")

@@ -36,7 +36,6 @@ from urllib.parse import urlsplit
 import psutil  # type: ignore[import-untyped]
 from rich.console import Console
 from sqlalchemy import update
-from sqlalchemy.orm import Session
 from starlette.testclient import TestClient
 
 from bench.overhead import one_step
@@ -48,6 +47,7 @@ from eigensweep.service.queue.dispatcher import Dispatcher
 from eigensweep.service.record import database
 from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
+from eigensweep.service.record.rows import RowSession
 from eigensweep.service.record.tables import ExperimentRow
 from eigensweep.service.settings import Settings
 
@@ -196,8 +196,8 @@ def prepare(home: Path, trials: int) -> str:
     now = time.time()
     over = {"state": "completed", "tracked": True, "started_at": now - 99, "finished_at": now}
 
-    def end(session: Session) -> None:
-        session.execute(update(ExperimentRow).values(**over, left_at=now))
+    def end(rows: RowSession) -> None:
+        rows.execute(update(ExperimentRow).values(**over, left_at=now))
 
     database.write(settings.database, end)
     database.engine(settings.database).dispose()

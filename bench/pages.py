@@ -18,22 +18,22 @@ from typing import Any
 
 from rich.console import Console
 from sqlalchemy import insert, update
-from sqlalchemy.orm import Session
 from starlette.testclient import TestClient
 
 from bench.report import add_json, new_parser, write
 from eigensweep.results.ranking import UNRANKED
+from eigensweep.results.seeds import summarise
+from eigensweep.results.trial_result import ParameterCount, ReplicateResult
 from eigensweep.service.api.app import create_app
 from eigensweep.service.queue.dispatcher import Dispatcher
 from eigensweep.service.record import database
 from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
+from eigensweep.service.record.rows import RowSession
 from eigensweep.service.record.tables import ExperimentRow, ReportRow, TrialRow
 from eigensweep.service.settings import Settings
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.curves import CurvePoint
-from eigensweep.workers.shared.messages import ParameterCount, ReplicateResult
-from eigensweep.workers.shared.results import summarise
 
 ARMS = ("one", "two", "three")
 SEEDS = 3
@@ -128,12 +128,12 @@ def fill(
     """Write trials and reports into the record, and curves of the best into the store."""
     rows = list(make_trials(id, config, trials))
 
-    def work(session: Session) -> None:
+    def work(found: RowSession) -> None:
         for begin in range(0, trials, PIECE):
             piece = rows[begin : begin + PIECE]
-            session.execute(insert(TrialRow), piece)
-            session.execute(insert(ReportRow), make_reports(id, piece, reports))
-        session.execute(update(ExperimentRow).values(state="running", claimed_at=time.time() - 99))
+            found.execute(insert(TrialRow), piece)
+            found.execute(insert(ReportRow), make_reports(id, piece, reports))
+        found.execute(update(ExperimentRow).values(state="running", claimed_at=time.time() - 99))
 
     database.write(url, work)
     store = Store(storage)

@@ -25,14 +25,15 @@ from ray.train._internal import storage
 from ray.tune.execution import tune_controller
 
 from eigensweep.results.ranking import OBJECTIVE
+from eigensweep.results.seeds import summarise
+from eigensweep.results.trial_result import ReplicateResult
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.driver import actor_events, capacity
 from eigensweep.workers.driver.trainable import TrialProcesses
 from eigensweep.workers.processes.runner import LOST, REPORT
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.curves import CurvePoint
-from eigensweep.workers.shared.messages import Order, Place, ReplicateResult, Report
-from eigensweep.workers.shared.results import summarise
+from eigensweep.workers.shared.messages import Order, Place, Report
 
 send: Any = cloudpickle.dumps
 """How Ray makes bytes of what a trial is given."""

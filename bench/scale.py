@@ -37,8 +37,7 @@ from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.tables import AttemptRow, TrialRow
-from eigensweep.workers.driver.experiment import ExperimentDriver, run_experiment
-from eigensweep.workers.driver.searcher import LIVE
+from eigensweep.workers.driver.experiment import ExperimentDriver
 from eigensweep.workers.shared.messages import DriverOptions
 from eigensweep.workers.trial.memory import private_bytes
 
@@ -73,13 +72,15 @@ class Notes:
         self._own = 0.0
         """Processor seconds that the looks themselves took."""
         self.rows: list[dict[str, float]] = []
+        self.driver: ExperimentDriver | None = None
 
     def look(self) -> None:
         """Note time and memory if enough trials have ended since the last time."""
-        for live in list(LIVE.values()):
-            ended = len(live.sweep.entries) - live.sweep.running
-            if ended >= self.rows[-1]["ended"] + self._every:
-                self.note(ended)
+        if self.driver is None:
+            return
+        ended = len(self.driver.sweep.entries) - self.driver.sweep.running
+        if ended >= self.rows[-1]["ended"] + self._every:
+            self.note(ended)
 
     def note(self, ended: int) -> None:
         """Note both now; collecting garbage takes a quarter of a second, which does not count."""
@@ -122,7 +123,8 @@ def drive(
         notes = Notes(ray, max(1, trials // LOOKS))
         notes.note(0)
         stack.enter_context(look_every(0.1, notes.look))
-        run_experiment(row.id, spec.model_dump(mode="json"), ledger, options)
+        notes.driver = ExperimentDriver(row.id, spec, ledger, options)
+        notes.driver.run()
         notes.note(trials)
     states = {each.state for each in ledger.walk()}
     if states != {"completed"}:

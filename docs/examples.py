@@ -7,6 +7,7 @@ each answer is what the service says. Clock and ids are set, so the same code gi
 from __future__ import annotations
 
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import exp
@@ -16,6 +17,8 @@ from unittest.mock import patch
 
 from starlette.testclient import TestClient
 
+from eigensweep.results.seeds import summarise
+from eigensweep.results.trial_result import Outcome, ParameterCount, ReplicateResult
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.app import create_app
 from eigensweep.service.queue.dispatcher import Dispatcher
@@ -24,11 +27,12 @@ from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Mlflow, Settings
-from eigensweep.workers.shared.messages import Outcome, ParameterCount, Place, ReplicateResult
-from eigensweep.workers.shared.results import summarise
+from eigensweep.workers.shared.messages import Place
 
 NOON = 1_795_176_000.0
 """20 November 2026, 12:00 (UTC)."""
+PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+"""That of these sources. What is installed may be older."""
 PAGES = "http://127.0.0.1:8642/mlflow"
 PLACE = Place(node="here", node_id="7f3c0a4be1d95268f0b7c6d2a91e8f43", pid=4711, device="cpu")
 
@@ -122,6 +126,7 @@ def _open_service() -> Iterator[tuple[TestClient, Record, list[float]]]:
         tempfile.TemporaryDirectory() as folder,
         patch("time.time", lambda: now[0]),
         patch("secrets.choice", lambda signs: signs[-1]),
+        patch("eigensweep.service.settings.version", lambda _: PROJECT["version"]),
     ):
         settings = Settings(home=Path(folder), data_root=Path(folder))
         migrate(settings.database)
@@ -133,7 +138,7 @@ def _open_service() -> Iterator[tuple[TestClient, Record, list[float]]]:
 
 def _claim(record: Record, id: str, now: list[float]) -> tuple[RecordLedger, ExperimentSpec]:
     ledger = RecordLedger(record.url, id, record.claim(id).generation)
-    ledger.set_run(None, "f7ee47fe2ca44c838c85a1e240a10f22", "1")
+    ledger.set_run("f7ee47fe2ca44c838c85a1e240a10f22", "1")
     now[0] += 5
     return ledger, ExperimentSpec.model_validate(record.row(id).spec)
 
@@ -144,7 +149,7 @@ def _open_trial(ledger: RecordLedger, spec: ExperimentSpec, number: int) -> int:
     config = spec.trial(point)
     content = config.model_dump(mode="json")
     ledger.open(number, point.arm, dict(point.params), content, config.content_hash())
-    ledger.set_run(number, f"c5e4e8bfbf7549c0b8b69d5d6ff5c26{number}", "1")
+    ledger.set_delivered({number: f"c5e4e8bfbf7549c0b8b69d5d6ff5c26{number}"}, "1", [])
     return ledger.begin(number, PLACE)
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, SerializeAsAny
 
+from eigensweep.made_of import MadeOf
 from eigensweep.models import MODELS
 from eigensweep.models.base import ModelConfig
 from eigensweep.plain_numbers import PlainNumbers
@@ -25,7 +26,7 @@ TRAINER_RESULT_VERSION = 1
 trained, or of the default of a later field of the sections below (see `hashed_fields.yaml`)."""
 
 
-class Strict(PlainNumbers):
+class Strict(PlainNumbers, MadeOf):
     """Frozen, refuses unknown fields and numbers that are not finite or not written as numbers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)

@@ -6,6 +6,7 @@ import ipaddress
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -17,6 +18,7 @@ from pydantic import (
     BeforeValidator,
     Field,
     SecretStr,
+    ValidationError,
     field_validator,
     model_validator,
 )
@@ -67,6 +69,24 @@ Storage = Annotated[str, BeforeValidator(_check_storage)]
 
 class StartError(RuntimeError):
     """The service cannot start with its settings; the message says what to do."""
+
+
+def explain_settings(error: ValidationError) -> list[str]:
+    """Return what is wrong with each setting, in words that begin with its variable."""
+    told = []
+    for one in error.errors():
+        name = "_".join(str(part) for part in one["loc"]).upper()
+        label = f"EIGENSWEEP_{name}: " if name else ""
+        told.append(label + one["msg"].removeprefix("Value error, "))
+    return told
+
+
+def read_version() -> str:
+    """Return the version of the installed package, "0" if only its sources are there."""
+    try:
+        return version("eigensweep")
+    except PackageNotFoundError:
+        return "0"
 
 
 def is_loopback(host: str) -> bool:

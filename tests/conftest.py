@@ -25,9 +25,10 @@ from helpers import ray_mark
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of tiny networks only get in the way
 
+from eigensweep.results.trial_result import ParameterCount, ReplicateResult, Result
 from eigensweep.workers.cluster.nodes import Amounts, Node
 from eigensweep.workers.lanes.shares import Capacity
-from eigensweep.workers.shared.messages import ParameterCount, Place, ReplicateResult, Result
+from eigensweep.workers.shared.messages import Place
 
 if TYPE_CHECKING:
     from eigensweep.workers.shared.ledger import Ledger
@@ -201,8 +202,8 @@ class ScriptedDriver:
     def _run(self) -> None:
         end = self._train()
         for entry in self.ledger.load():
-            self.ledger.set_tracked(entry.number)
-        self.ledger.set_tracked(None)
+            self.ledger.set_delivered({}, "1", [entry.number])
+        self.ledger.set_tracked()
         self.ledger.end(end)
 
     def _train(self) -> ExperimentEnd:
@@ -284,7 +285,7 @@ class ScriptedLauncher:
         return None
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # beside the tests of other files it would take 6 % of a processor
 def scripted_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Return the address of the real service, whose drivers are scripted: no Ray, no MLflow."""
     import uvicorn

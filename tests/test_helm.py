@@ -543,9 +543,10 @@ def test_the_tag_is_part_of_what_kuberay_compares() -> None:
         [pod["spec"]["containers"][0]["image"] for n, pod in pods_of(kept(case)[1]) if n != "head"]
         for case in ("default", "objectstore")
     ]
-    assert "eigensweep-worker:0.2.0" in images[0]
-    assert "eigensweep-worker:0.3.0" in images[1]
-    assert "eigensweep-worker:0.2.0" not in images[1]
+    ours = f"eigensweep-worker:{yaml.safe_load((CHART / 'Chart.yaml').read_text())['version']}"
+    assert ours in images[0]
+    assert "eigensweep-worker:nightly" in images[1]
+    assert ours not in images[1]
 
 
 class TestItIsLocked:

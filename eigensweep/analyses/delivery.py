@@ -76,6 +76,8 @@ def _deliver(order: AnalysisOrder, uri: str, files: Sequence[Path]) -> str:
         return order.subject.run_id
     run_id = runs.get(None, None, order.name, {"eigensweep.analysis": order.name})
     runs.send(run_id, RunContent(params=flatten(order.options)))
+    runs.flush_all()
     runs.keep_all(run_id, files, folder)
     runs.end(run_id, "FINISHED")
+    runs.flush_all()
     return run_id

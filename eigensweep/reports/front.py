@@ -12,6 +12,7 @@ from eigensweep.reports.messages import Results
 from eigensweep.reports.report import ClaimFound, ReportContent
 from eigensweep.reports.verdicts import show
 from eigensweep.results.statistics import SIGNIFICANCE
+from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.labels import format_value, say_count
 from eigensweep.search_spaces.presets import load_preset
 from eigensweep.search_spaces.reproductions import (
@@ -27,7 +28,6 @@ from eigensweep.search_spaces.reproductions import (
 from eigensweep.search_spaces.sections import PublishedNumber
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import Strict
-from eigensweep.workers.shared.messages import Result
 
 REFERENCES: Final = {
     "Helfrich & Ye 2020": "Kyle Helfrich and Qiang Ye. Eigenvalue Normalized Recurrent Neural "

@@ -15,11 +15,11 @@ from eigensweep.reports.messages import KeptAnalysis, MeasuredExperiment, Measur
 from eigensweep.reports.verdicts import ArmNumbers
 from eigensweep.results.ranking import cost
 from eigensweep.results.statistics import Domain, find_domain
+from eigensweep.results.trial_result import ReplicateResult, Result
 from eigensweep.search_spaces.reproductions import Measure
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.durable_files import StorageError
-from eigensweep.workers.shared.messages import ReplicateResult, Result
 
 TRAINED = ("completed", "reused", "pruned", "diverged")
 """Ends of a trial after which its numbers say something about its configuration."""

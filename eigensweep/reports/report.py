@@ -39,7 +39,9 @@ from eigensweep.reports.verdicts import (
     judge_number,
     judge_order,
 )
+from eigensweep.results.published import find_gap
 from eigensweep.results.statistics import Summary, summarize
+from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.presets import load_preset
 from eigensweep.search_spaces.reproductions import (
     Budget,
@@ -58,7 +60,6 @@ from eigensweep.search_spaces.reproductions import (
 from eigensweep.search_spaces.sections import PublishedNumber
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import Strict
-from eigensweep.workers.shared.messages import Result
 
 MOST_POINTS = 400
 """Most points of a line in a report; of a longer curve, evenly spread ones are kept."""
@@ -491,20 +492,13 @@ def _compare_numbers(
         verdict: Literal["not distinguishable", "not comparable"] = (
             "not comparable" if found.verdict == "not comparable" else "not distinguishable"
         )
-        summary = side.summary
-        yield NumberFound(
+        gap = find_gap(side.summary, row)
+        yield NumberFound.made_of(
+            row,
             experiment=label,
-            arm=row.arm,
-            metric=row.metric,
-            step=row.step,
-            place=row.place,
-            page=row.page,
             paper=row.value,
-            spread=row.spread,
-            read_off=row.read_off,
-            note=row.note,
-            measured=summary,
-            gap=None if summary is None else six_digits(summary.mean - row.value),
+            measured=side.summary,
+            gap=None if gap is None else six_digits(gap),
             verdict=words.get(found.verdict, verdict),
             because=found.because,
         )

@@ -3,26 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
-from eigensweep.results.ranking import TrialResult
-
-
-class Parameters(Protocol):
-    """A count of parameters, as an objective sees it."""
-
-    @property
-    def free(self) -> int: ...
+from eigensweep.results.trial_result import Result
 
 
-class Weighed(TrialResult, Protocol):
-    """A result, as several objectives see it."""
-
-    @property
-    def parameters(self) -> Parameters | None: ...
-
-
-def read_goals(names: Sequence[str], result: Weighed) -> list[float | None]:
+def read_goals(names: Sequence[str], result: Result) -> list[float | None]:
     """Return a result's value of each goal, the objective first; None where it is unknown.
 
     `seconds` are of all replicates together; for a result that was reused, those of the first time.

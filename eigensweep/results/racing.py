@@ -24,9 +24,10 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, ClassVar
 
 from eigensweep.direction import Better
-from eigensweep.results.ranking import RANKED, Ranked, TrialResult, cost
+from eigensweep.results.ranking import RANKED, Ranked, cost
 from eigensweep.results.sequential import VerdictSoFar, judge
 from eigensweep.results.statistics import SIGNIFICANCE
+from eigensweep.results.trial_result import Result
 
 if TYPE_CHECKING:
     from eigensweep.search_spaces.spec import ExperimentSpec
@@ -204,7 +205,7 @@ def count_core_hours(spec: ExperimentSpec, trials: Iterable[Ranked]) -> float:
     return seconds * spec.resources.cpus / 3600
 
 
-def read_values(result: TrialResult | None) -> Values:
+def read_values(result: Result | None) -> Values:
     """Return the value of each seed of a result; empty if one of them is unknown."""
     known = {} if result is None else {each.seed: each.value for each in result.by_replicate}
     values = {seed: value for seed, value in known.items() if value is not None}

@@ -8,11 +8,12 @@ equal values the smaller number. The record sorts by columns of the same order, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from math import inf
 from typing import Final, Protocol, TypeVar
 
 from eigensweep.direction import Better, sign
+from eigensweep.results.trial_result import Result
 
 RANKED: Final[frozenset[str]] = frozenset({"completed", "reused"})
 """The outcomes whose value counts in the ranking."""
@@ -22,32 +23,6 @@ OBJECTIVE: Final = "objective"
 
 UNRANKED: Final = inf
 """The cost of a trial that is not ranked, or has no value."""
-
-
-class SeedResult(Protocol):
-    """The result of one seed of a trial, as this room sees it."""
-
-    @property
-    def seed(self) -> int: ...
-    @property
-    def value(self) -> float | None: ...
-
-
-class TrialResult(Protocol):
-    """The result of a trial, as this room sees it."""
-
-    @property
-    def value(self) -> float | None: ...
-    @property
-    def valid(self) -> Mapping[str, float]: ...
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def replicates(self) -> int: ...
-    @property
-    def by_replicate(self) -> Sequence[SeedResult]: ...
-    @property
-    def reused_from(self) -> object | None: ...
 
 
 class Ranked(Protocol):
@@ -60,7 +35,7 @@ class Ranked(Protocol):
     @property
     def state(self) -> str: ...
     @property
-    def result(self) -> TrialResult | None: ...
+    def result(self) -> Result | None: ...
     @property
     def error(self) -> str | None: ...
 

@@ -25,7 +25,7 @@ from eigensweep.service.api.errors import answer_error, problem
 from eigensweep.service.api.identity import Identity, UnknownCallerError
 from eigensweep.service.api.page_headers import asks_for_page
 from eigensweep.service.api.rates import Rates
-from eigensweep.service.api.single_flight import SingleFlight
+from eigensweep.service.api.shared_answers import SingleFlight
 from eigensweep.service.api.writers import BusyError
 from eigensweep.service.record.audit import Audit
 from eigensweep.workers.shared.durable_files import StorageError

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import cache, partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +17,6 @@ from eigensweep.service.api.access import PUBLIC, Access
 from eigensweep.service.api.callers import READ, AsOperator, require_scopes
 from eigensweep.service.api.disk_use import DiskUse
 from eigensweep.service.api.errors import Responses, answer_errors, describe_errors
-from eigensweep.service.api.heads import HeadAsGet
 from eigensweep.service.api.identity import Identity
 from eigensweep.service.api.latencies import Latencies, RequestSpans
 from eigensweep.service.api.limits import BodyLimits
@@ -47,16 +45,16 @@ from eigensweep.service.api.routes import (
 )
 from eigensweep.service.api.schemas import Views
 from eigensweep.service.api.sessions import Sessions
-from eigensweep.service.api.single_flight import SingleFlight
+from eigensweep.service.api.shared_answers import SingleFlight
 from eigensweep.service.api.tailer import Tailer
-from eigensweep.service.api.transfer import Compression, Validators
+from eigensweep.service.api.transfer import Compression, HeadAsGet, Validators
 from eigensweep.service.record.accounts import Accounts
 from eigensweep.service.record.analyses import Analyses
 from eigensweep.service.record.audit import Audit
 from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.reproductions import Reproductions
-from eigensweep.service.settings import Mlflow, Settings
+from eigensweep.service.settings import Mlflow, Settings, read_version
 from eigensweep.service.store_probe import StoreProbe
 from eigensweep.workers.shared import traces
 
@@ -236,11 +234,3 @@ def _include_previews(
 ) -> None:
     for router in (experiments.previews, analyses.kinds, reproductions.suites, catalogue.router):
         into.include_router(router, prefix="/v1", dependencies=guard, responses=refusals)
-
-
-def read_version() -> str:
-    """Return the version of the installed package, "0" if only its sources are there."""
-    try:
-        return version("eigensweep")
-    except PackageNotFoundError:
-        return "0"

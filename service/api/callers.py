@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from eigensweep.service.record.accounts import SCOPES, ScopeName, includes
 from eigensweep.service.record.audit import Audit
 from eigensweep.service.record.errors import NotOwnerError, ScopeError
-from eigensweep.service.record.rows import Rows
+from eigensweep.service.record.rows import RowSession
 from eigensweep.service.record.tables import OPERATOR
 
 READING: Final = frozenset(("GET", "HEAD", "OPTIONS"))
@@ -97,8 +97,6 @@ Reader = Annotated[Caller, READ]
 """A route's parameter of this type is the caller, who may read."""
 Submitter = Annotated[Caller, SUBMIT]
 """A route's parameter of this type is the caller, who may post."""
-Admin = Annotated[Caller, ADMIN]
-"""A route's parameter of this type is the caller, who may do all."""
 
 
 def require(request: Request, needed: ScopeName) -> Caller:
@@ -119,7 +117,7 @@ def tell_audit(request: Request, words: str) -> None:
     request.state.told = words
 
 
-def enter_deed(request: Request, audit: Audit, rows: Rows, detail: str) -> None:
+def enter_deed(request: Request, audit: Audit, rows: RowSession, detail: str) -> None:
     """Write a request's entry of the audit log in the transaction that does what it asks for.
 
     `Access` writes the entries of all other requests, each in a transaction of its own.
@@ -139,7 +137,11 @@ def enter_bulk(
 
 
 def _enter(
-    request: Request, audit: Audit, detail: str, within: Rows | None = None, refused: bool = False
+    request: Request,
+    audit: Audit,
+    detail: str,
+    within: RowSession | None = None,
+    refused: bool = False,
 ) -> None:
     caller: Caller = request.state.caller
     audit.add(

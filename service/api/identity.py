@@ -14,13 +14,7 @@ from starlette.requests import HTTPConnection
 
 from eigensweep.service.api.callers import Caller
 from eigensweep.service.api.sessions import Sessions, read_cookie
-from eigensweep.service.record.accounts import (
-    SCOPES,
-    Accounts,
-    Grant,
-    check_name,
-    digest_token,
-)
+from eigensweep.service.record.accounts import SCOPES, Accounts, Grant, check_name, digest_token
 from eigensweep.service.record.errors import NotAllowedError
 from eigensweep.service.record.tables import OPERATOR
 from eigensweep.service.settings import Settings, is_loopback

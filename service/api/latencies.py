@@ -14,11 +14,11 @@ from starlette.datastructures import Headers
 from starlette.routing import BaseRoute, Mount
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from eigensweep.service.api.callers import READING
 from eigensweep.service.counters import HTTP_SECONDS
 from eigensweep.workers.shared import traces
 
 METHODS: Final = frozenset(("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"))
-READING: Final = frozenset(("GET", "HEAD", "OPTIONS"))
 OTHER: Final = "other"
 """The route of a request for what is not there, or that was refused before; an unknown method."""
 

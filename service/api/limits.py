@@ -94,55 +94,47 @@ class BodyLimits:
         return min(int(announced), self._largest) if announced.isdecimal() else self._largest
 
     async def _take(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
-        if "content-length" in headers and "transfer-encoding" in headers:
-            refusal = problem(
-                400,
-                "a request has either the header Content-Length or Transfer-Encoding, not both",
-                headers={"Connection": "close"},
-            )
-            await refusal(scope, receive, send)
-            return
         try:
-            body = await self._read(receive)
+            body = await self._read_json(scope, receive)
         except ClientDisconnect:
             return  # what it wanted is not known whole, so it is not done
+        if isinstance(body, Response):
+            await body(scope, receive, send)
+        else:
+            await self._app(scope, _replay(body, receive), send)
+
+    async def _read_json(self, scope: Scope, receive: Receive) -> bytes | Response:
+        """Return a body that is JSON by now, or the answer to one that is not taken.
+
+        Raises:
+            ClientDisconnect: if the client leaves before the body has come.
+        """
+        headers, closed = Headers(scope=scope), {"Connection": "close"}
+        if "content-length" in headers and "transfer-encoding" in headers:
+            words = "a request has either the header Content-Length or Transfer-Encoding, not both"
+            return problem(400, words, headers=closed)
+        body = await self._read(receive)
         if body is None:
-            refusal = problem(
-                413,
-                f"a body has at most {self._largest:,} bytes",
-                headers={"Connection": "close"},
-            )
-            await refusal(scope, receive, send)
-            return
+            return problem(413, f"a body has at most {self._largest:,} bytes", headers=closed)
         kind = headers.get("content-type", "").split(";", 1)[0].strip().lower()
         if body and kind == YAML:
             try:
                 body = json.dumps(read_text(body.decode())).encode()
             except (TextError, UnicodeDecodeError) as error:
-                found = ProblemItem(path="", message=str(error), expected="YAML in UTF-8")
-                await problem(422, str(error), [found])(scope, receive, send)
-                return
+                return _refuse(str(error), "YAML in UTF-8")
             changed = MutableHeaders(scope=scope)
             changed["content-type"], changed["content-length"] = JSON, str(len(body))
         elif body and kind == JSON:
             try:
                 refuse_double_keys(body.decode())
             except UnicodeDecodeError as error:
-                found = ProblemItem(path="", message=str(error), expected="JSON in UTF-8")
-                await problem(422, str(error), [found])(scope, receive, send)
-                return
+                return _refuse(str(error), "JSON in UTF-8")
             except TextError as error:
-                found = ProblemItem(path="", message=error.reason, expected="each key once")
-                await problem(422, error.reason, [found])(scope, receive, send)
-                return
+                return _refuse(error.reason, "each key once")
         elif body:
-            refusal = problem(
-                415, f"send the header 'Content-Type: {JSON}' or '{YAML}'; got '{kind[:80]}'"
-            )
-            await refusal(scope, receive, send)
-            return
-        await self._app(scope, _replay(body, receive), send)
+            words = f"send the header 'Content-Type: {JSON}' or '{YAML}'; got '{kind[:80]}'"
+            return problem(415, words)
+        return body
 
     async def _read(self, receive: Receive) -> bytes | None:
         """Return the whole body; None if it is over the limit.
@@ -164,6 +156,10 @@ class BodyLimits:
             if not message.get("more_body", False):
                 break
         return b"".join(pieces) if size <= self._largest else None
+
+
+def _refuse(words: str, expected: str) -> Response:
+    return problem(422, words, [ProblemItem(path="", message=words, expected=expected)])
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

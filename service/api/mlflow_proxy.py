@@ -19,17 +19,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from eigensweep.service.api import mlflow_requests
 from eigensweep.service.api.callers import READING, Caller, require, tell_audit
 from eigensweep.service.api.errors import ProblemItem, answer_error, problem
-from eigensweep.service.api.mlflow_requests import (
-    CHANGES,
-    GRAPHQL,
-    MlflowChange,
-    is_own_tag,
-    is_query,
-    is_read,
-    name_request,
-)
 from eigensweep.service.record.accounts import ScopeName
 from eigensweep.service.record.errors import NotAllowedError
 from eigensweep.service.record.record import Record
@@ -99,25 +91,29 @@ class MlflowProxy:
             _WrongBodyError: says what is wrong with the body.
         """
         path = request.scope["path"].removeprefix(PLACE)
-        change = CHANGES.get(name_request(path) or "") if request.method == "POST" else None
+        change = (
+            mlflow_requests.CHANGES.get(mlflow_requests.name_request(path) or "")
+            if request.method == "POST"
+            else None
+        )
         caller = require(request, "read" if change is None else change.scope)
         if change is not None:
             return await self._ask(request, await self._check(request, caller, change))
-        if request.method == "GET" and name_request(path) == "gateway-proxy":
+        if request.method == "GET" and mlflow_requests.name_request(path) == "gateway-proxy":
             return JSONResponse({"endpoints": []})  # a refusal would be shown as an error
-        if not is_read(request.method, path):
+        if not mlflow_requests.is_read(request.method, path):
             raise NotAllowedError(f"{request.method} {path[:200]} is refused. {WHAT_WORKS}")
         if request.method in READING:
             return await self._ask(request, None)
         content = await _read_body(request)
-        if path == GRAPHQL:
-            if not is_query(query := str(content.get("query", ""))):
+        if path == mlflow_requests.GRAPHQL:
+            if not mlflow_requests.is_query(query := str(content.get("query", ""))):
                 raise NotAllowedError(f"a query that changes something is refused. {WHAT_WORKS}")
             content["query"] = query
         return await self._ask(request, content)
 
     async def _check(
-        self, request: Request, caller: Caller, change: MlflowChange
+        self, request: Request, caller: Caller, change: mlflow_requests.MlflowChange
     ) -> dict[str, str]:
         """Return the body of a change that the caller may make."""
         content = await _read_body(request)
@@ -134,7 +130,7 @@ class MlflowProxy:
         subject = content[change.fields[0]]
         if not ID.fullmatch(subject):
             raise _WrongBodyError(f"MLflow has no {change.fields[0]} like {subject[:80]!r}")
-        if (key := content.get("key")) is not None and not is_own_tag(key):
+        if (key := content.get("key")) is not None and not mlflow_requests.is_own_tag(key):
             raise NotAllowedError(
                 f"the tag {key[:80]!r} is one by which MLflow or drivers work. {WHAT_WORKS}"
             )
@@ -211,10 +207,10 @@ def find_scope(method: str, path: str) -> ScopeName | None:
     place, _, asked = path.partition(PLACE)
     if place or method != "POST":
         return None
-    change = CHANGES.get(name_request(asked) or "")
+    change = mlflow_requests.CHANGES.get(mlflow_requests.name_request(asked) or "")
     if change is not None:
         return change.scope
-    return "read" if is_read(method, asked) else None
+    return "read" if mlflow_requests.is_read(method, asked) else None
 
 
 async def _read_body(request: Request) -> dict[str, Any]:

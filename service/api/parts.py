@@ -28,36 +28,21 @@ T = TypeVar("T")
 
 
 class Queue(Protocol):
-    """What the API needs of the dispatcher."""
+    """What the API needs of the dispatcher, which says what each of it is."""
 
     max_experiments: int
-    """How many experiments run at once."""
     max_of_all: int
-    """How many may run at once where each user has one; fewer than these count as so many."""
 
     @property
-    def away(self) -> str | None:
-        """Why Ray cannot be asked at this moment; None: it can."""
-
-    def explain_problem(self) -> str | None:
-        """Return why no experiment can be started now; None: experiments can be started."""
-
+    def away(self) -> str | None: ...
     @property
-    def max_drivers(self) -> int:
-        """How many drivers there may be at once, those included that only deliver."""
-
+    def max_drivers(self) -> int: ...
     @property
-    def problems(self) -> dict[str, str]:
-        """Experiment id to why that experiment cannot be started or looked after."""
-
-    def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Capacity | None:
-        """Return the room that was last seen for such trials, None while that is unknown."""
-
-    def list_nodes(self) -> list[Node] | None:
-        """Return the nodes that trials run on, as last seen, None while they are unknown."""
-
-    def wake(self) -> None:
-        """Look at the queue at once."""
+    def problems(self) -> dict[str, str]: ...
+    def explain_problem(self) -> str | None: ...
+    def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Capacity | None: ...
+    def list_nodes(self) -> list[Node] | None: ...
+    def wake(self) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,9 @@ from typing import Any, Final, Generic, Literal, Self, TypedDict, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from eigensweep.direction import Better
+from eigensweep.made_of import MadeOf
 from eigensweep.results.statistics import Summary
+from eigensweep.results.trial_result import Metrics, summarize_stored
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.preview import ArmMemory
 from eigensweep.service.record.journal import spent_seconds
@@ -22,14 +24,7 @@ from eigensweep.service.record.progress import compute_progress
 from eigensweep.service.record.queries import ExperimentRecord, StoredTrial, TrialRecord
 from eigensweep.service.record.tables import AttemptRow, ExperimentRow, PlaceJson, TrialRow
 from eigensweep.service.record.usage import UserUsage
-from eigensweep.workers.shared.messages import (
-    ConfigJson,
-    Metrics,
-    Notice,
-    NoticeKind,
-    SpecJson,
-    summarize_stored,
-)
+from eigensweep.workers.shared.messages import ConfigJson, Notice, NoticeKind, SpecJson
 from eigensweep.workers.shared.states import ENDED, ExperimentState, TrialState
 
 Item = TypeVar("Item")
@@ -44,16 +39,10 @@ KEPT: Final = 1000
 ones. They take a few kilobytes each."""
 
 
-class AnswerModel(BaseModel):
-    """A part of an answer: its fields are attributes of what it is made of, seconds are times."""
+class AnswerModel(MadeOf):
+    """A part of an answer: seconds since 1970 are times."""
 
     model_config = ConfigDict(frozen=True, from_attributes=True)
-
-    @classmethod
-    def made_of(cls, source: Any, /, **more: Any) -> Self:
-        """Return an answer with what `source` has under the names of fields, except for `more`."""
-        named = {name: getattr(source, name) for name in cls.model_fields if name not in more}
-        return cls(**named, **more)
 
 
 class Asked(BaseModel):

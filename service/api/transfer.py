@@ -1,10 +1,12 @@
-"""What an answer costs on its way: only headers where the client has it already, else less bytes.
+"""What an answer costs on its way: only headers where the client wants or has no more, less bytes.
 
-Runs in the service's process. Source: RFC 9110, sections 8.8 and 13.1.2.
+Runs in the service's process. Source: RFC 9110, sections 8.8, 9.3.2 and 13.1.2.
 """
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Final
 
@@ -81,3 +83,36 @@ class Compression(GZipMiddleware):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_mlflow = scope["type"] == "http" and scope["path"].startswith(f"{PLACE}/")
         await (self.app if is_mlflow else super().__call__)(scope, receive, send)
+
+
+class HeadAsGet:
+    """Asks the application for GET in the place of HEAD. A stream ends where it would begin."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_head = scope["type"] == "http" and scope["method"] == "HEAD"
+        if not is_head or scope["path"].startswith(f"{PLACE}/"):  # MLflow answers for itself
+            await self._app(scope, receive, send)
+            return
+        answered, streams = False, asyncio.Event()
+
+        async def send_head(message: Message) -> None:
+            nonlocal answered
+            if message["type"] == "http.response.start":
+                await send(message)
+            elif not answered:
+                answered = True
+                await send({"type": "http.response.body", "body": b""})
+            if message.get("more_body", False):
+                streams.set()
+
+        answer = asyncio.ensure_future(self._app({**scope, "method": "GET"}, receive, send_head))
+        stream = asyncio.ensure_future(streams.wait())
+        await asyncio.wait({answer, stream}, return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            answer.cancel()
+        stream.cancel()
+        with suppress(asyncio.CancelledError):
+            await answer

@@ -24,12 +24,7 @@ from eigensweep.service.client.events import Event
 from eigensweep.service.client.experiments import Experiment
 from eigensweep.service.client.reproductions import Reproduction
 from eigensweep.service.client.shapes import DoneJson, ExperimentJson
-from eigensweep.service.client.spec_file import (
-    InputError,
-    looks_like_a_file,
-    read,
-    with_settings,
-)
+from eigensweep.service.client.spec_file import InputError, looks_like_a_file, read, with_settings
 from eigensweep.service.client.trial import make_spec_of_one
 
 IS_ID = re.compile("[0-9a-z]{13}")

@@ -7,15 +7,15 @@ who owns it: so the first token is made, whether the service runs or not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Literal, TypedDict
 from urllib.parse import quote
 
 import typer
 
+from eigensweep.service.client import Client
 from eigensweep.service.client.tables import Table
-from eigensweep.service.command.frame import Call, command, read_seconds
+from eigensweep.service.command.frame import FAILURE, Call, command, read_seconds
 
 ScopeName = Literal["read", "submit", "admin"]
 
@@ -54,7 +54,7 @@ def create_token(
     """Make a token and print it. It is printed once; only a digest of it is kept."""
     seconds = None if expires == "never" else read_seconds(expires, "never")
     body = {"user": of, "scope": scope, "seconds": seconds}
-    made = call.keeper("token create").post("/v1/tokens", body)
+    made = _find_keeper(call, "token create").post("/v1/tokens", body)
     if not call.as_json:
         until = "for ever" if seconds is None else f"until {_moment(made['expires_at'])}"
         words = f"token {made['id']} of {made['user']}, scope {made['scope']}, holds {until}"
@@ -68,7 +68,7 @@ def list_tokens(
     of: Annotated[str | None, typer.Option("--user", help="Only tokens of this user.")] = None,
 ) -> None:
     """List the tokens, without their secrets, the newest first."""
-    found = call.keeper("token list").get("/v1/tokens", user=of)["items"]
+    found = _find_keeper(call, "token list").get("/v1/tokens", user=of)["items"]
     heads = ("id", "user", "scope", "usable", "created", "expires", "revoked")
     rows = [
         (
@@ -85,7 +85,7 @@ def revoke_token(
     call: Call, id: Annotated[str, typer.Argument(metavar="ID", help="As the list has it.")]
 ) -> None:
     """Let a token give nothing from now on."""
-    found = call.keeper("token revoke").post(f"/v1/tokens/{quote(id, safe='')}/revoke")
+    found = _find_keeper(call, "token revoke").post(f"/v1/tokens/{quote(id, safe='')}/revoke")
     call.tell(found, lambda _: f"token {id} of {found['user']} is revoked")
 
 
@@ -99,13 +99,15 @@ def create_user(
 ) -> None:
     """Make a user, or bring one back who was removed. Quotas that are not given do not limit."""
     body = {"name": name, "quotas": _read_quotas(experiments, trials, spec_bytes)}
-    call.tell(call.keeper("user create").post("/v1/users", body), _show_user)
+    call.tell(_find_keeper(call, "user create").post("/v1/users", body), _show_users)
 
 
 @command(user, "list")
 def list_users(call: Call) -> None:
     """List the users and their quotas."""
-    call.tell(call.keeper("user list").get("/v1/users")["items"], _show_users)
+    call.tell(
+        _find_keeper(call, "user list").get("/v1/users")["items"], lambda found: _show_users(*found)
+    )
 
 
 @command(user, "quota")
@@ -119,14 +121,14 @@ def change_quotas(
     """Set the quotas that are given and leave the others; -1 is no limit."""
     quotas = _read_quotas(experiments, trials, spec_bytes)
     path = f"/v1/users/{quote(name, safe='')}/quotas"
-    call.tell(call.keeper("user quota").post(path, quotas), _show_user)
+    call.tell(_find_keeper(call, "user quota").post(path, quotas), _show_users)
 
 
 @command(user, "remove")
 def remove_user(call: Call, name: UserName) -> None:
     """Revoke a user's tokens, and refuse the user from now on. What the user posted stays."""
     path = f"/v1/users/{quote(name, safe='')}/remove"
-    call.tell(call.keeper("user remove").post(path), _show_user)
+    call.tell(_find_keeper(call, "user remove").post(path), _show_users)
 
 
 def list_audit(
@@ -139,7 +141,7 @@ def list_audit(
 ) -> None:
     """Show who did what, when and from where, and who was refused; the newest first."""
     wish = None if refused is None else str(refused).lower()
-    found = call.keeper("audit").items("/v1/audit", limit, user=of, refused=wish)
+    found = _find_keeper(call, "audit").items("/v1/audit", limit, user=of, refused=wish)
     heads = ("at", "user", "token", "address", "", "action", "detail")
     rows = [
         (
@@ -149,6 +151,26 @@ def list_audit(
         for each in found
     ]
     call.tell(found, lambda _: Table(heads, rows))
+
+
+def _find_keeper(call: Call, command: str) -> Client:
+    """Return who keeps users and tokens: the service whose address was given, else the database."""
+    if call.has_address:
+        return call.client
+    from pydantic import ValidationError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from eigensweep.service.command.local import open_accounts
+    from eigensweep.service.settings import StartError
+
+    title = "This cannot be done"
+    try:
+        return open_accounts(command)
+    except ValidationError as error:
+        call.fail("; ".join(one["msg"] for one in error.errors()), title)
+    except (StartError, SQLAlchemyError, OSError) as error:
+        words = f"{error}; give the address of a service with --url to ask it instead"
+        call.fail(words, title, FAILURE)
 
 
 class UserJson(TypedDict):
@@ -170,11 +192,7 @@ def _read_quotas(
     }
 
 
-def _show_user(found: UserJson) -> Table:
-    return _show_users([found])
-
-
-def _show_users(users: Sequence[UserJson]) -> Table:
+def _show_users(*users: UserJson) -> Table:
     heads = ("user", "experiments", "trials", "spec bytes", "created", "removed")
     rows = [
         (

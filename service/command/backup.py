@@ -6,6 +6,8 @@ Runs in a user's terminal, beside a service that may work in the same home.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +20,23 @@ from eigensweep.search_spaces.labels import say_count
 from eigensweep.service.command.frame import FAILURE, Call
 
 TITLE = "It did not work"
+
+
+@contextmanager
+def _failures(call: Call, what: str) -> Iterator[None]:
+    """Say in words why a block cannot do its work; `what` has become of it then."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from eigensweep.service.process.backup import BackupError
+    from eigensweep.service.settings import StartError
+    from eigensweep.workers.shared.durable_files import StorageError
+
+    try:
+        yield
+    except (BackupError, ValidationError) as error:
+        call.fail(str(error), TITLE)
+    except (OSError, sqlite3.Error, SQLAlchemyError, StartError, StorageError) as error:
+        call.fail(f"{what}: {error}", TITLE, FAILURE)
 
 
 def back_up(
@@ -37,27 +56,19 @@ def back_up(
     EIGENSWEEP_STORAGE name them. The file holds digests of tokens, addresses of webhooks and the
     audit log: keep it as safe as the home folder. Only you can read it.
     """
-    from sqlalchemy.exc import SQLAlchemyError
-
     from eigensweep.private_folders import private_umask
-    from eigensweep.service.process.backup import BackupError, back_up, name_by_time, remove_older
-    from eigensweep.service.settings import Settings, StartError
-    from eigensweep.workers.shared.durable_files import StorageError
+    from eigensweep.service.process.backup import back_up, name_by_time, remove_older
+    from eigensweep.service.settings import Settings
 
     folder, removed = file.expanduser().absolute(), list[Path]()
     if folder.is_dir():
         file = name_by_time(folder)
     elif keep is not None:
         call.fail(f"--keep is for a folder of backups; {file} is none", TITLE)
-    try:
-        with private_umask():
-            manifest = back_up(Settings(), file.expanduser().absolute())
+    with _failures(call, "no backup was made"), private_umask():
+        manifest = back_up(Settings(), file.expanduser().absolute())
         if keep is not None:
             removed = remove_older(folder, keep)
-    except (BackupError, ValidationError) as error:
-        call.fail(str(error), TITLE)
-    except (OSError, sqlite3.Error, SQLAlchemyError, StartError, StorageError) as error:
-        call.fail(f"no backup was made: {error}", TITLE, FAILURE)
     lines = [
         f"{say_count(len(manifest.files), 'file')}, {decimal(manifest.size)}: {file}",
         *(f"removed: {path}" for path in removed),
@@ -90,23 +101,15 @@ def restore(
     ] = None,
 ) -> None:
     """Make a home folder of a backup. It is there as a whole, or not at all."""
-    from sqlalchemy.exc import SQLAlchemyError
-
     from eigensweep.private_folders import private_umask
-    from eigensweep.service.process.backup import BackupError, restore
-    from eigensweep.service.settings import Settings, StartError
-    from eigensweep.workers.shared.durable_files import StorageError
+    from eigensweep.service.process.backup import restore
+    from eigensweep.service.settings import Settings
 
     told = {"HOME": str(home)}
-    try:
+    with _failures(call, "nothing was restored"), private_umask():
         if storage is not None:
             told["STORAGE"] = storage = Settings(storage=storage).storage_folder
-        with private_umask():
-            manifest = restore(file, home, database_url, storage)
-    except (BackupError, ValidationError) as error:
-        call.fail(str(error), TITLE)
-    except (OSError, sqlite3.Error, SQLAlchemyError, StartError, StorageError) as error:
-        call.fail(f"nothing was restored: {error}", TITLE, FAILURE)
+        manifest = restore(file, home, database_url, storage)
     settings = "".join(f"EIGENSWEEP_{name}={value} " for name, value in told.items())
     settings += "EIGENSWEEP_DATABASE_URL=... " if database_url else ""
     lines = [

@@ -129,14 +129,12 @@ def import_path(path: Source) -> None:
 def _data_root() -> Path:
     from pydantic import ValidationError
 
-    from eigensweep.service.settings import Settings
+    from eigensweep.service.settings import Settings, explain_settings
 
     try:
         return Settings().corpora
     except ValidationError as error:
-        first = error.errors()[0]
-        name = "_".join(str(part) for part in first["loc"]).upper()
-        _fail(f"EIGENSWEEP_{name}: {first['msg'].removeprefix('Value error, ')}", BAD_INPUT)
+        _fail(explain_settings(error)[0], BAD_INPUT)
 
 
 def _load_corpora(root: Path) -> dict[str, KnownCorpus]:

@@ -88,18 +88,6 @@ class Call:
                 return LocalClient()
         return self.client
 
-    def keeper(self, command: str) -> Client:
-        """Return who keeps users and tokens: the service of an address that was given.
-
-        Without one it is this process, on the database itself, which writes the name of the
-        `command` into the audit log.
-        """
-        if self.has_address:
-            return self.client
-        from eigensweep.service.command.local import open_accounts
-
-        return open_accounts(self, command)
-
     @property
     def has_address(self) -> bool:
         """Whether the service's address was given."""

@@ -6,11 +6,9 @@ It loads FastAPI and what the routes need, so it is imported only then.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import httpx2
 from fastapi import FastAPI
-from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
 from eigensweep.private_folders import make_private, private_umask
@@ -18,10 +16,7 @@ from eigensweep.service.api.app import create_local_app
 from eigensweep.service.api.routes.accounts import create_accounts_app
 from eigensweep.service.client import Client
 from eigensweep.service.record.migrations import migrate
-from eigensweep.service.settings import Settings, StartError
-
-if TYPE_CHECKING:
-    from eigensweep.service.command.frame import Call
+from eigensweep.service.settings import Settings
 
 
 class LocalClient(Client):
@@ -36,22 +31,20 @@ class LocalClient(Client):
         self._http = httpx2.Client(base_url=self.url, transport=_InProcess(app))
 
 
-def open_accounts(call: Call, command: str) -> Client:
+def open_accounts(command: str) -> Client:
     """Return a client for users, tokens and the audit log in the database of the settings.
 
-    The database is made or brought to the newest schema first; the call fails if it cannot be.
+    The database is made or brought to the newest schema first. The audit log names the `command`.
+
+    Raises:
+        ValidationError: if the settings are wrong.
+        StartError, SQLAlchemyError, OSError: if the database cannot be used.
     """
-    try:
-        settings = Settings()
-        with private_umask():
-            if settings.database_url is None:
-                make_private(settings.home)
-            migrate(settings.database)
-    except ValidationError as error:
-        call.fail("; ".join(one["msg"] for one in error.errors()), "This cannot be done")
-    except (StartError, SQLAlchemyError, OSError) as error:
-        words = f"{error}; give the address of a service with --url to ask it instead"
-        call.fail(words, "This cannot be done", 1)
+    settings = Settings()
+    with private_umask():
+        if settings.database_url is None:
+            make_private(settings.home)
+        migrate(settings.database)
     return LocalClient(create_accounts_app(settings, command))
 
 

@@ -202,12 +202,7 @@ def keep_finished(folder: Path, note: str | None) -> list[Path]:
 
 def _keep(results: Results, folder: Path) -> Path | None:
     """Write results into their file, unless that has more seeds; return it if it was written."""
-    from eigensweep.reports.results import (
-        count_seeds,
-        name_file,
-        read_results,
-        write_results,
-    )
+    from eigensweep.reports.results import count_seeds, name_file, read_results, write_results
 
     path = folder / name_file(results.name, results.budget)
     known = count_seeds(read_results(path.read_bytes())) if path.is_file() else 0

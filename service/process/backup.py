@@ -33,7 +33,6 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath
 from typing import IO, Final, cast
 
@@ -42,17 +41,9 @@ from sqlalchemy import Connection, make_url, select
 from eigensweep.private_folders import require_private
 from eigensweep.search_spaces.labels import say_count
 from eigensweep.service.process.locking import hold_alone
-from eigensweep.service.record import copying, database
-from eigensweep.service.record.migrations import (
-    THROUGH,
-    compare_versions,
-    is_too_old,
-    list_revisions,
-    migrate,
-    try_database,
-)
+from eigensweep.service.record import copying, database, migrations
 from eigensweep.service.record.tables import TrialRow
-from eigensweep.service.settings import Settings
+from eigensweep.service.settings import Settings, read_version
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.copies import copy_out
 from eigensweep.workers.shared.files import is_url
@@ -252,8 +243,8 @@ class _PostgresqlRecord:
 
     def check(self) -> None:
         """Raise BackupError if the record is not one of this version."""
-        with try_database(self.url):
-            have, ours = compare_versions(self.url)
+        with migrations.try_database(self.url):
+            have, ours = migrations.compare_versions(self.url)
         if have != ours:
             place = make_url(self.url).render_as_string(hide_password=True)
             raise BackupError(
@@ -283,7 +274,7 @@ class _PostgresqlRecord:
 def _fill_sqlite(path: Path) -> Iterator[Connection]:
     """Lend a connection to a new record in one file, without a log beside it."""
     url = f"sqlite:///{path}"
-    migrate(url)
+    migrations.migrate(url)
     with database.engine(url).execution_options(mode="writes").begin() as connection:
         yield connection
     database.engine(url).dispose()
@@ -376,7 +367,7 @@ def _write_archive(
     target: IO[bytes], settings: Settings, copies: Path, shots: _StoreCopy
 ) -> Manifest:
     made = Manifest(
-        FORMAT, _read_version(), _read_schema(copies / RECORD), time.time(), _tell(settings)
+        FORMAT, read_version(), _read_schema(copies / RECORD), time.time(), _tell(settings)
     )
     with tarfile.open(fileobj=target, mode="w:gz", compresslevel=1) as archive:
         for name, path in _list_members(settings, copies, shots):
@@ -439,13 +430,6 @@ def _tell(settings: Settings) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _read_version() -> str:
-    try:
-        return version("eigensweep")
-    except PackageNotFoundError:
-        return "0"
-
-
 def _read_schema(record: Path) -> str:
     with closing(sqlite3.connect(record)) as source:
         (found,) = source.execute("SELECT version_num FROM alembic_version").fetchone()
@@ -504,8 +488,8 @@ def _require_empty(folder: Path, option: str) -> None:
 def _put_into_database(record: Path, url: str) -> Iterator[None]:
     """Move the record's file into PostgreSQL; nothing is there before the block ends well."""
     ours = f"sqlite:///{record}"
-    migrate(ours)
-    migrate(url)
+    migrations.migrate(ours)
+    migrations.migrate(url)
     with database.engine(url).begin() as target:
         if (table := copying.find_table_with_rows(target)) is not None:
             place = make_url(url).render_as_string(hide_password=True)
@@ -589,12 +573,12 @@ def _check_record(record: Path, manifest: Manifest) -> None:
     """Refuse a record that this version cannot read, in words."""
     if not record.exists():
         raise BackupError("this backup has no record")
-    if is_too_old(manifest.schema):
+    if migrations.is_too_old(manifest.schema):
         raise BackupError(
             f"this backup was made by Eigensweep {manifest.version} (its record has schema "
-            f"{manifest.schema}): restore it with Eigensweep 0.2, {THROUGH}"
+            f"{manifest.schema}): restore it with Eigensweep 0.2, {migrations.THROUGH}"
         )
-    if manifest.schema not in list_revisions():
+    if manifest.schema not in migrations.list_revisions():
         raise BackupError(
             f"this backup was made by Eigensweep {manifest.version}, which is newer than this one "
             f"(its record has schema {manifest.schema}): install that version, and restore it then"

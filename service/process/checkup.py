@@ -34,7 +34,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from eigensweep.private_folders import UnsafeFolderError, require_private
 from eigensweep.search_spaces.labels import say_count
-from eigensweep.service.settings import Settings
+from eigensweep.service.settings import Settings, explain_settings
 from eigensweep.variables import describe_unknown, find_unknown
 from eigensweep.workers.shared.disk_space import LEAST_FILES, find_low
 from eigensweep.workers.shared.durable_files import StorageError, StoreKeysError
@@ -131,12 +131,9 @@ def examine(url: str | None = None, environment: dict[str, str] | None = None) -
 
 
 def _explain_settings(error: ValidationError) -> Iterator[Finding]:
-    for one in error.errors():
-        name = "_".join(str(part) for part in one["loc"]).upper()
-        words = one["msg"].removeprefix("Value error, ")
-        label = f"EIGENSWEEP_{name}: " if name else ""
-        advice = "correct it; docs/reference/settings.md says what it may be"
-        yield Finding("problem", "settings", f"{label}{words}", advice)
+    advice = "correct it; docs/reference/settings.md says what it may be"
+    for words in explain_settings(error):
+        yield Finding("problem", "settings", words, advice)
 
 
 def _read_url(settings: Settings) -> str | None:

@@ -24,6 +24,7 @@ from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.service.counters import RESTARTS
 from eigensweep.service.process import guard
 from eigensweep.service.queue.dispatcher import LauncherAwayError
+from eigensweep.service.settings import StartError
 from eigensweep.workers.cluster.drivers import DriverProcess, Drivers
 from eigensweep.workers.cluster.nodes import Look, Node, RayPlace
 from eigensweep.workers.driver.capacity import look_for_room
@@ -53,7 +54,7 @@ LONGEST_PAUSE: Final = 8.0
 """Seconds between two starts, at most."""
 
 
-class RayFailedError(RuntimeError):
+class RayFailedError(StartError):
     """Ray could not be started or reached."""
 
 

@@ -63,7 +63,7 @@ join_uri: Any = uri.append_to_uri_path
 
 
 class Writer:
-    """Takes the requests of `BatchedRuns`, and hands all others on."""
+    """Takes the requests of `Runs`, and hands all others on."""
 
     def __init__(self, app: ASGIApp, store: SqlAlchemyStore, artifacts: Path) -> None:
         self._app, self._artifacts = app, artifacts.resolve()

@@ -27,7 +27,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from eigensweep.service.process import home, ports
 from eigensweep.service.process.mlflow_server import MlflowServer
-from eigensweep.service.settings import Mlflow, Settings, StartError, is_loopback
+from eigensweep.service.settings import Mlflow, Settings, StartError, explain_settings, is_loopback
 from eigensweep.variables import warn_of_unknown
 from eigensweep.workers.cluster.drivers import DRIVER_BYTES
 from eigensweep.workers.shared import logs, traces
@@ -70,10 +70,6 @@ REFUSED: Final = 2
 """Exit status of a service that cannot start with its settings."""
 
 
-class RayUnusableError(StartError):
-    """Ray could not be started or reached."""
-
-
 class OtherStoreError(StartError):
     """The service that leads keeps checkpoints elsewhere."""
 
@@ -104,10 +100,7 @@ def main() -> int:
     try:
         settings = Settings()
     except ValidationError as error:
-        for one in error.errors():
-            name = "_".join(str(part) for part in one["loc"]).upper()
-            words = one["msg"].removeprefix("Value error, ")
-            sys.stderr.write(f"error: {f'EIGENSWEEP_{name}: ' if name else ''}{words}\n")
+        sys.stderr.writelines(f"error: {words}\n" for words in explain_settings(error))
         return REFUSED
     try:
         serve(settings)
@@ -536,7 +529,7 @@ def _find_memory() -> int:
 
 @contextmanager
 def _run_cluster(settings: Settings, dispatcher: Dispatcher, mark: str) -> Iterator[ClusterProcess]:
-    from eigensweep.service.process.cluster_process import ClusterProcess, RayFailedError
+    from eigensweep.service.process.cluster_process import ClusterProcess
     from eigensweep.service.record.ledger import RecordLedger
     from eigensweep.workers.cluster.drivers import Drivers
 
@@ -553,10 +546,7 @@ def _run_cluster(settings: Settings, dispatcher: Dispatcher, mark: str) -> Itera
         Drivers([RecordLedger.__module__]),  # of what drivers are given
     )
     try:
-        try:
-            cluster.start()
-        except RayFailedError as error:
-            raise RayUnusableError(str(error)) from error
+        cluster.start()
         yield cluster
     finally:
         cluster.stop()

@@ -51,6 +51,9 @@ SHARE_SECONDS: Final = 1.0
 """Between two looks at what experiments want of the cluster."""
 LEAST_INTERVAL: Final = 0.1
 """Shortest time, in seconds, between two ticks: a hundred posts at once are one look."""
+INNOCENT: Final = ("superseded", "memory", "store", "unseen")
+"""Causes of a driver's death that say nothing of its experiment; `superseded`: another service had
+the lead meanwhile."""
 DELIVERY_PAUSE: Final = 5.0
 """Shortest pause, in seconds, before MLflow is tried again."""
 
@@ -105,7 +108,7 @@ class Launcher(Protocol):
 
 
 @dataclass
-class _Care:
+class _Supervised:
     """What the dispatcher knows of one experiment beyond the record."""
 
     driver: Driver | None = None
@@ -157,7 +160,7 @@ class Dispatcher:
     """What every driver is told; None before `start`."""
     problem: str | None = "drivers cannot be started yet: Ray is starting"
     """Why no driver could be started at the last look at the queue; None: drivers could."""
-    _in_care: dict[str, _Care] = field(default_factory=dict)
+    _supervised: dict[str, _Supervised] = field(default_factory=dict)
     _shares: Shares = field(init=False)
     _store: StoreProbe | None = None
     """Reads what trials have committed, and waits for no store that hangs; made when needed."""
@@ -174,7 +177,9 @@ class Dispatcher:
     @property
     def problems(self) -> dict[str, str]:
         """Experiment id to why the last look at that experiment failed; empty: all is well."""
-        return {id: care.problem for id, care in self._in_care.items() if care.problem is not None}
+        return {
+            id: known.problem for id, known in self._supervised.items() if known.problem is not None
+        }
 
     @property
     def away(self) -> str | None:
@@ -255,26 +260,26 @@ class Dispatcher:
         unfinished = self.record.list_unfinished()
         newcomers, queued = self._list_next(unfinished)
         ids = {each.id for each in unfinished} | set(newcomers) | set(queued)
-        self._in_care = {id: care for id, care in self._in_care.items() if id in ids}
+        self._supervised = {id: known for id, known in self._supervised.items() if id in ids}
         running = 0
         for each in unfinished:
-            care = self._in_care.setdefault(each.id, _Care())
-            care.is_over, care.is_told = each.is_over, each.is_told
+            known = self._supervised.setdefault(each.id, _Supervised())
+            known.is_over, known.is_told = each.is_over, each.is_told
             if not each.is_over:
                 running += 1
-                care.over_since, care.is_leaving = None, False
-            elif care.over_since is None:
-                care.over_since = self.clock()
-            self._try(self._look_after, each.id, care)
+                known.over_since, known.is_leaving = None, False
+            elif known.over_since is None:
+                known.over_since = self.clock()
+            self._try(self._look_after, each.id, known)
         running += self._bound_deliveries()
         for id in dict.fromkeys([*newcomers, *queued]):
             most = self.max_of_all if id in newcomers else self.max_experiments
             if running >= most:
                 break
-            care = self._in_care.setdefault(id, _Care(is_new=False))
-            running += self._try(self._start, id, care)
+            known = self._supervised.setdefault(id, _Supervised(is_new=False))
+            running += self._try(self._start, id, known)
         failing = self.problems
-        everything_fails = failing and len(failing) == len(self._in_care)
+        everything_fails = failing and len(failing) == len(self._supervised)
         self.problem = next(iter(failing.values())) if everything_fails else None
 
     def _list_next(self, unfinished: Sequence[Unfinished]) -> tuple[list[str], list[str]]:
@@ -284,11 +289,13 @@ class Dispatcher:
         """
         running = sum(not each.is_over for each in unfinished)
         # More than there is room for: one that cannot be started lets the next ones pass.
-        tried = len(self._in_care)
+        tried = len(self._supervised)
         newcomers: list[str] = []
         if running < self.max_of_all:
             newcomers = self.record.list_newcomers(self.max_of_all + tried)
-        if running >= self.max_experiments and self._in_care.keys() <= {e.id for e in unfinished}:
+        if running >= self.max_experiments and self._supervised.keys() <= {
+            e.id for e in unfinished
+        }:
             return newcomers, []
         return newcomers, self.record.list_queued(self.max_experiments + tried)
 
@@ -310,64 +317,66 @@ class Dispatcher:
             self._wake.wait(self.interval)
             self._wake.clear()
 
-    def _try(self, act: Callable[[str, _Care], None], id: str, care: _Care) -> bool:
+    def _try(self, act: Callable[[str, _Supervised], None], id: str, known: _Supervised) -> bool:
         """Do something for one experiment unless it pauses after an error; return whether it did.
 
         An error is logged when it is new, and kept as this experiment's problem.
         """
-        if care.problem is not None and self.clock() < care.not_before:
+        if known.problem is not None and self.clock() < known.not_before:
             return False
         with logs.about(id):
-            return self._try_at_once(act, id, care)
+            return self._try_at_once(act, id, known)
 
-    def _try_at_once(self, act: Callable[[str, _Care], None], id: str, care: _Care) -> bool:
+    def _try_at_once(
+        self, act: Callable[[str, _Supervised], None], id: str, known: _Supervised
+    ) -> bool:
         try:
-            act(id, care)
+            act(id, known)
         except (SQLAlchemyError, LauncherAwayError, NotLeadingError):  # concerns every experiment
             raise
         except Exception as error:
-            if care.problem is None:
+            if known.problem is None:
                 logger.exception(
                     "experiment cannot be looked after, trying again experiment=%s", id
                 )
-            care.problem = f"{type(error).__name__}: {error}"
-            if self.clock() >= care.not_before:
-                self._pause(care)
+            known.problem = f"{type(error).__name__}: {error}"
+            if self.clock() >= known.not_before:
+                self._pause(known)
         else:
-            if care.problem is not None:
+            if known.problem is not None:
                 logger.info("experiment is looked after again experiment=%s", id)
-                care.problem, care.pause = None, FIRST_PAUSE
+                known.problem, known.pause = None, FIRST_PAUSE
         return True
 
-    def _look_after(self, id: str, care: _Care) -> None:
+    def _look_after(self, id: str, known: _Supervised) -> None:
         assert self.launcher is not None
-        if care.is_new:
-            care.driver = self.launcher.find(id)
-            care.is_new = False
-            if care.driver is not None:
+        if known.is_new:
+            known.driver = self.launcher.find(id)
+            known.is_new = False
+            if known.driver is not None:
                 logger.info("driver found again experiment=%s", id)
-        if care.driver is not None and not self._has_gone(id, care, care.driver):
+        if known.driver is not None and not self._has_gone(id, known, known.driver):
             return
-        if self.clock() >= care.not_before and (not care.is_over or self._may_deliver(id, care)):
-            self._start(id, care)
+        if self.clock() >= known.not_before and (not known.is_over or self._may_deliver(id, known)):
+            self._start(id, known)
 
-    def _may_deliver(self, id: str, care: _Care) -> bool:
+    def _may_deliver(self, id: str, known: _Supervised) -> bool:
         """Return whether an experiment that is over may have a driver now."""
         if len(self._find_deliveries()) >= MOST_DELIVERIES:
             return False
         if self.clock() >= self._mlflow[0]:
             self._mlflow = self.clock() + MLFLOW_SECONDS, self.find_mlflow_problem()
         problem = self._mlflow[1]
-        if problem is not None and not care.is_told:
+        if problem is not None and not known.is_told:
             self.record.hold_delivery(id, f"MLflow cannot be used: {problem}")
         return problem is None
 
-    def _find_deliveries(self) -> dict[str, _Care]:
+    def _find_deliveries(self) -> dict[str, _Supervised]:
         """Return the experiments that have a driver and are over."""
         return {
-            id: care
-            for id, care in self._in_care.items()
-            if care.is_over and care.driver is not None
+            id: known
+            for id, known in self._supervised.items()
+            if known.is_over and known.driver is not None
         }
 
     def _bound_deliveries(self) -> int:
@@ -377,76 +386,70 @@ class Dispatcher:
         is delivered later. Until they have ended, there is so much less room for the queue.
         """
 
-        def find_age(each: tuple[str, _Care]) -> tuple[bool, float]:
+        def find_age(each: tuple[str, _Supervised]) -> tuple[bool, float]:
             return each[1].is_leaving, each[1].over_since or 0.0
 
         too_many = sorted(self._find_deliveries().items(), key=find_age)[MOST_DELIVERIES:]
-        for id, care in too_many:
-            is_leaving, began = find_age((id, care))
+        for id, known in too_many:
+            is_leaving, began = find_age((id, known))
             if not is_leaving and self.clock() >= began + DELIVERY_SECONDS:
-                care.is_leaving = True
+                known.is_leaving = True
                 self.record.hold_delivery(id, "others are delivered first")
         return len(too_many)
 
-    def _has_gone(self, id: str, care: _Care, driver: Driver) -> bool:
+    def _has_gone(self, id: str, known: _Supervised, driver: Driver) -> bool:
         """Return whether the driver is gone; if it is, decide when the next one may start."""
         state = driver.state()
         if state == "running":
             return False
         if state == "lost":
             logger.warning("driver lost, it is looked for again experiment=%s", id)
-            care.driver, care.is_new, care.not_before = None, True, 0.0
+            known.driver, known.is_new, known.not_before = None, True, 0.0
             return False  # looked for at the next tick, when the launcher is back
         death = driver.death or Death("for a reason that is not known")
         state_now = self.record.row(id).state
         if state_now not in DRIVEN | ENDED:  # it was paused, and perhaps queued again
-            care.driver = None
+            known.driver = None
             return False
         if state_now in ENDED:  # all is in MLflow, or MLflow is away
-            care.driver, care.is_leaving = None, False
-            self._pause(care, at_least=DELIVERY_PAUSE)
+            known.driver, known.is_leaving = None, False
+            self._pause(known, at_least=DELIVERY_PAUSE)
             if state == "died":
-                self._tell_death(id, care, death.words)
-            return True
-        if death.cause == "superseded":  # another service had the lead meanwhile
-            logger.info("driver ended, it has a successor experiment=%s", id)
-            care.driver = None
-            self._pause(care)
+                self._tell_death(id, known, death.words)
             return True
         # Not the experiment's fault, so it is never given up for it.
-        if death.cause in ("memory", "store", "unseen"):
-            logger.warning("driver died experiment=%s %s", id, death)
-            care.driver = None
-            self._pause(care)
-            return True
-        try:
-            trained = self._count_trained(id)
-        except StoreAwayError as error:  # nobody knows whether there was progress
-            logger.warning("driver died while the store is away experiment=%s %s", id, error)
-            care.driver = None
-            self._pause(care)
+        problem: object = death if death.cause in INNOCENT else None
+        if problem is None:
+            try:
+                trained = self._count_trained(id)
+            except StoreAwayError as error:  # nobody knows whether there was progress
+                problem = error
+        if problem is not None:
+            logger.warning("driver %s experiment=%s %s", state, id, problem)
+            known.driver = None
+            self._pause(known)
             return True
         deaths = self.record.count_death(id, trained)
-        care.driver = None
+        known.driver = None
         words = f"its driver died {deaths} times without any progress: {death}"
         logger.warning("driver %s with work left experiment=%s %s", state, id, words)
         if deaths >= MOST_DEATHS:
             self.record.give_up(id, words)
         elif deaths > 1:
-            self._pause(care)
+            self._pause(known)
         else:
-            care.not_before, care.pause = 0.0, FIRST_PAUSE
+            known.not_before, known.pause = 0.0, FIRST_PAUSE
         return True
 
-    def _tell_death(self, id: str, care: _Care, error: str) -> None:
+    def _tell_death(self, id: str, known: _Supervised, error: str) -> None:
         """Say on an experiment that is over how its delivery died; log the same error once."""
         words = error.strip().rpartition("\n")[2]
-        care.failures = care.failures + 1 if words == care.failure else 1
-        told = words if words == care.failure else error
-        logger.warning("delivery died experiment=%s times=%d error=%s", id, care.failures, told)
-        care.failure = words
+        known.failures = known.failures + 1 if words == known.failure else 1
+        told = words if words == known.failure else error
+        logger.warning("delivery died experiment=%s times=%d error=%s", id, known.failures, told)
+        known.failure = words
         self.record.hold_delivery(
-            id, f"its delivery died {care.failures} times in a row, and is tried again: {words}"
+            id, f"its delivery died {known.failures} times in a row, and is tried again: {words}"
         )
 
     def _count_trained(self, id: str) -> int:
@@ -471,11 +474,11 @@ class Dispatcher:
             logger.warning("cannot see what trials have committed experiment=%s %s", id, error)
             return 0
 
-    def _pause(self, care: _Care, at_least: float = 0.0) -> None:
-        care.not_before = self.clock() + max(care.pause, at_least)
-        care.pause = min(2 * care.pause, LONGEST_PAUSE)
+    def _pause(self, known: _Supervised, at_least: float = 0.0) -> None:
+        known.not_before = self.clock() + max(known.pause, at_least)
+        known.pause = min(2 * known.pause, LONGEST_PAUSE)
 
-    def _start(self, id: str, care: _Care) -> None:
+    def _start(self, id: str, known: _Supervised) -> None:
         assert self.launcher is not None
         assert self.options is not None
         claim = self.record.claim(id)
@@ -486,7 +489,7 @@ class Dispatcher:
         else:
             traces.record("queue", claim.trace, claim.created_at, experiment=id)
         ledger = RecordLedger(self.record.url, id, claim.generation)
-        self._pause(care)  # if the launch fails, or the driver dies at once
+        self._pause(known)  # if the launch fails, or the driver dies at once
         options = replace(self.options, trace=claim.trace)
-        care.driver = self.launcher.launch(id, claim.spec, ledger, options)
+        known.driver = self.launcher.launch(id, claim.spec, ledger, options)
         logger.info("driver started experiment=%s generation=%d", id, claim.generation)

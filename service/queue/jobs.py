@@ -1,27 +1,114 @@
 """Works on the jobs of the record, each kind by itself: a slow kind delays no other.
 
 Runs in the service's process, in a thread for each kind, while the service leads. Work that may
-take memory or crash runs in a child process.
+take memory or crash runs in a child process: a Python module of ours, one at a time, in a folder of
+its own.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import ClassVar, Final
+from pathlib import Path
+from typing import ClassVar, Final, TypeVar
 
+from pydantic import BaseModel
 from sqlalchemy.exc import SQLAlchemyError
 
-from eigensweep.service.queue.children import ChildRunner, StoppedError
+from eigensweep.analyses.messages import OUTCOME
 from eigensweep.service.record.errors import NotLeadingError
 from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.tables import JobKind, JobRow
 from eigensweep.service.settings import Mlflow
 from eigensweep.workers.shared.durable_files import StorageError
+
+LONGEST_SECONDS: Final = 2 * 3600.0
+"""The longest run of a child in seconds; after that it is killed, and has failed."""
+LOG_LINES: Final = 20
+"""The last lines of a failed process that become part of the error."""
+
+Outcome = TypeVar("Outcome", bound=BaseModel)
+
+
+class StoppedError(RuntimeError):
+    """The service stops, and has killed the child."""
+
+
+@dataclass
+class ChildRunner:
+    """Runs one child at a time. The child gets MLflow's secret, and a few processors."""
+
+    module: str
+    mlflow: Mlflow | None = None
+    _child: subprocess.Popen[bytes] | None = None
+    _is_over: bool = False
+
+    def make(self, folder: Path, order: BaseModel, kind: type[Outcome]) -> Outcome:
+        """Run a child that writes files into a folder; return the outcome among them.
+
+        Raises:
+            StoppedError: if it was killed.
+            OSError: if it cannot be started.
+        """
+        (folder / OUTCOME).unlink(missing_ok=True)
+        problem = self.run(folder, order.model_dump_json())
+        try:
+            return kind.model_validate_json((folder / OUTCOME).read_bytes())
+        except (OSError, ValueError):
+            return kind(error=problem or "its process ended without writing an outcome")
+
+    def run(self, folder: Path, order: str) -> str | None:
+        """Run a child to its end, with `order` as its input; return why it failed, if it did.
+
+        Raises:
+            StoppedError: if it was killed.
+            OSError: if it cannot be started.
+        """
+        secret: dict[str, str] = {}
+        if self.mlflow is not None and self.mlflow.token is not None:
+            secret["MLFLOW_TRACKING_TOKEN"] = self.mlflow.token
+        threads = str(min(4, max(1, (os.cpu_count() or 1) // 2)))
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "log").open("wb") as log:
+            child = self._child = subprocess.Popen(
+                [sys.executable, "-m", self.module, str(folder)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                cwd=folder,
+                env={"OMP_NUM_THREADS": threads, **os.environ, **secret},
+                start_new_session=True,  # a group of its own, which Ctrl-C does not reach
+            )
+        if self._is_over:
+            child.kill()
+        try:
+            child.communicate(order.encode(), timeout=LONGEST_SECONDS)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+            return f"it took longer than {LONGEST_SECONDS / 3600:.0f} hours"
+        if self._is_over:
+            raise StoppedError
+        if child.returncode == 0:
+            return None
+        lines = (folder / "log").read_text(errors="replace").splitlines()[-LOG_LINES:]
+        return "\n".join([f"its process ended with status {child.returncode}", *lines])
+
+    def kill(self) -> None:
+        """Kill the running child, and refuse to start others from now on."""
+        self._is_over = True
+        if self._child is not None:
+            with suppress(ProcessLookupError):  # it may end at this moment
+                self._child.kill()
+
 
 logger = logging.getLogger(__name__)
 

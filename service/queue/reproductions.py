@@ -11,14 +11,8 @@ import time
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
+from eigensweep.reports import messages
 from eigensweep.reports.measurements import ArmsMeasured, join_trials
-from eigensweep.reports.messages import (
-    MadeAnalysis,
-    MeasuredExperiment,
-    MeasuredTrial,
-    ReportOrder,
-    ReportOutcome,
-)
 from eigensweep.search_spaces.errors import SpecError
 from eigensweep.search_spaces.reproductions import (
     SuiteAnalysis,
@@ -73,7 +67,7 @@ class ReproductionHandler(Handler):
             if found.state == "reporting":
                 self._report(found)
         except (SpecError, ValueError, LookupError) as error:  # changed or removed since
-            self.reproductions.finish(found, ReportOutcome(error=str(error)))
+            self.reproductions.finish(found, messages.ReportOutcome(error=str(error)))
 
     def _look_after(self, found: ReproductionRecord) -> ReproductionRecord:
         """Ask for the analyses once the experiments are over; then let the report be made."""
@@ -145,9 +139,9 @@ class ReproductionHandler(Handler):
         """Make the report in a child process, and record how that ended."""
         folder = self.reproductions.folder / found.id
         try:
-            outcome = self.children.make(folder, self.make_order(found), ReportOutcome)
+            outcome = self.children.make(folder, self.make_order(found), messages.ReportOutcome)
         except OSError as error:
-            outcome = ReportOutcome(error=f"{type(error).__name__}: {error}")
+            outcome = messages.ReportOutcome(error=f"{type(error).__name__}: {error}")
         if outcome.wanted is not None:
             self.reproductions.widen(found, outcome.wanted)
             logger.info("seeds added id=%s name=%s added=%d", found.id, found.name, outcome.wanted)
@@ -155,10 +149,10 @@ class ReproductionHandler(Handler):
         ended = self.reproductions.finish(found, outcome)
         logger.info("reproduction %s id=%s name=%s", ended.state, ended.id, ended.name)
 
-    def make_order(self, found: ReproductionRecord) -> ReportOrder:
+    def make_order(self, found: ReproductionRecord) -> messages.ReportOrder:
         """Return the input of a report: the posted experiments, and the analyses."""
         labels = load_suite(found.name).experiments.keys() & found.experiments.keys()
-        return ReportOrder(
+        return messages.ReportOrder(
             id=found.id,
             name=found.name,
             budget=found.budget,
@@ -171,7 +165,7 @@ class ReproductionHandler(Handler):
             mlflow_uri=self.mlflow.uri if self.mlflow else None,
         )
 
-    def _measure_all(self, found: ReproductionRecord, label: str) -> MeasuredExperiment:
+    def _measure_all(self, found: ReproductionRecord, label: str) -> messages.MeasuredExperiment:
         """Return an experiment at its end, with all seeds that were added to its trials."""
         measured = self._measure(found, label, found.experiments[label])
         whole = found.first.get(label, found.experiments[label])
@@ -185,7 +179,9 @@ class ReproductionHandler(Handler):
             return make_specs(found.name, found.budget, found.added)[label]
         return ExperimentSpec.from_stored(self.record.row(posted.id).spec)
 
-    def _measure(self, found: ReproductionRecord, label: str, posted: Posted) -> MeasuredExperiment:
+    def _measure(
+        self, found: ReproductionRecord, label: str, posted: Posted
+    ) -> messages.MeasuredExperiment:
         spec = self._find_spec(found, label, posted)
         metric, experiment = spec.objective_metric, load_suite(found.name).experiments[label]
         about = {
@@ -200,7 +196,7 @@ class ReproductionHandler(Handler):
         }
         if posted.id is None:
             why = posted.problem or "it cannot run here"
-            return MeasuredExperiment(
+            return messages.MeasuredExperiment(
                 **about, state="unavailable", problem=why, baseline=spec.baseline
             )
         row = self.record.row(posted.id)
@@ -208,31 +204,21 @@ class ReproductionHandler(Handler):
         if row.error:
             problem = f"{problem}: {row.error.strip().splitlines()[-1]}"
         trials = self.record.trials(posted.id, limit=MOST_TRIALS)
-        return MeasuredExperiment(
+        return messages.MeasuredExperiment(
             **about,
             state=row.state,
             problem=problem,
             baseline=row.baseline if spec.baseline is None else spec.baseline,
             trials=tuple(
-                MeasuredTrial(
-                    number=trial.number,
-                    arm=trial.arm,
-                    state=trial.state,
-                    params=trial.params,
-                    config=trial.config,
-                    place=find_place(trial),
-                    result=trial.result,
-                    error=trial.error,
-                    config_hash=trial.config_hash,
-                )
-                for trial in (each.trial for each in trials)
+                messages.MeasuredTrial.made_of(each.trial, place=find_place(each.trial))
+                for each in trials
             ),
             run_id=row.run_id,
             started_at=row.started_at,
             finished_at=row.finished_at or time.time(),
         )
 
-    def _describe(self, found: ReproductionRecord, asked: Wanted) -> MadeAnalysis:
+    def _describe(self, found: ReproductionRecord, asked: Wanted) -> messages.MadeAnalysis:
         """Return a finished analysis, or its kept numbers if the weights are on another machine."""
         made = self._describe_own(asked)
         if made.folder is None:
@@ -243,14 +229,14 @@ class ReproductionHandler(Handler):
                     return made.model_copy(update={"content": each.content, "problem": None})
         return made
 
-    def _describe_own(self, asked: Wanted) -> MadeAnalysis:
+    def _describe_own(self, asked: Wanted) -> messages.MadeAnalysis:
         about = {"label": asked.label, "repeat": asked.repeat, "id": asked.id}
         if asked.id is None:
-            return MadeAnalysis(**about, problem=asked.problem)
+            return messages.MadeAnalysis(**about, problem=asked.problem)
         if self._state_of(asked) == "missing":
-            return MadeAnalysis(**about, problem="its files were removed")
+            return messages.MadeAnalysis(**about, problem="its files were removed")
         made = self.analyses.get(asked.id)
         if made.state != "finished":
             error = (made.error or made.state).strip().splitlines()[-1]
-            return MadeAnalysis(**about, problem=error)
-        return MadeAnalysis(**about, folder=str(self.analyses.folder / asked.id))
+            return messages.MadeAnalysis(**about, problem=error)
+        return messages.MadeAnalysis(**about, folder=str(self.analyses.folder / asked.id))

@@ -13,8 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar
 
-from eigensweep.service.queue.children import StoppedError
-from eigensweep.service.queue.jobs import Handler, NotDoneError
+from eigensweep.service.queue.jobs import Handler, NotDoneError, StoppedError
 from eigensweep.service.record.errors import ConflictError, NotFoundError
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.retention import DAY

@@ -16,21 +16,21 @@ import ssl
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
 from ipaddress import IPv4Network, IPv6Network
 from typing import ClassVar, Final
 
 import httpx2
+from sqlalchemy.orm import Session
 
+from eigensweep.results.ranking import RANKED
 from eigensweep.service.queue.jobs import Handler, NeverError, NotDoneError
+from eigensweep.service.record import database
 from eigensweep.service.record.jobs import Jobs
-from eigensweep.service.record.tables import JobKind, JobRow
-from eigensweep.service.record.webhooks import make_message
-from eigensweep.service.webhook_rules import (
-    HTTPS_PORT,
-    WebhookRefusedError,
-    check_url,
-    is_allowed,
-)
+from eigensweep.service.record.queries import count_states
+from eigensweep.service.record.tables import ExperimentRow, JobKind, JobRow
+from eigensweep.service.webhook_rules import HTTPS_PORT, WebhookRefusedError, check_url, is_allowed
 from eigensweep.workers.shared import logs
 
 logger = logging.getLogger(__name__)
@@ -138,3 +138,31 @@ class WebhookHandler(Handler):
                 "addresses, and to networks that EIGENSWEEP_WEBHOOK_NETWORKS names"
             )
         return addresses[0]
+
+
+def make_message(url: str, job: JobRow) -> dict[str, object] | None:
+    """Return the content of a message; None if its experiment was deleted meanwhile."""
+    return database.read(url, partial(_describe, job))
+
+
+def _describe(job: JobRow, session: Session) -> dict[str, object] | None:
+    if (experiment := session.get(ExperimentRow, job.experiment_id)) is None:
+        return None
+    counts = count_states(session, [experiment.id])[experiment.id]
+    trials = {state: count.trials for state, count in sorted(counts.items())}
+    error = experiment.error.strip().rsplit("\n", 1)[-1][:300] if experiment.error else None
+    return {
+        "type": job.request["type"],
+        "timestamp": datetime.fromtimestamp(job.created_at, UTC).isoformat(),
+        "data": {
+            "id": experiment.id,
+            "name": experiment.name,
+            "project": experiment.project,
+            "state": job.request["type"].removeprefix("experiment."),
+            "error": error,
+            "metric": experiment.metric,
+            "trials": trials,
+            "ranked": sum(trials.get(state, 0) for state in RANKED),
+            "page": f"/experiments/{experiment.id}",
+        },
+    }

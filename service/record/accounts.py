@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import ColumnElement, select
+from pydantic import ConfigDict, Field
+from sqlalchemy import ColumnElement, select, update
 from sqlalchemy.orm import Session
 
+from eigensweep.made_of import MadeOf
 from eigensweep.plain_numbers import PlainNumbers
 from eigensweep.service.record import database
 from eigensweep.service.record.errors import (
@@ -25,7 +26,7 @@ from eigensweep.service.record.errors import (
     ConflictError,
     NotAllowedError,
 )
-from eigensweep.service.record.rows import read_first
+from eigensweep.service.record.rows import RowSession, read_first
 from eigensweep.service.record.tables import OPERATOR, Token, User
 
 ScopeName = Literal["read", "submit", "admin"]
@@ -56,7 +57,7 @@ class Quotas(PlainNumbers):
     )
 
 
-class UserNow(BaseModel):
+class UserNow(MadeOf):
     """A user."""
 
     model_config = ConfigDict(frozen=True)
@@ -67,7 +68,7 @@ class UserNow(BaseModel):
     quotas: Quotas
 
 
-class TokenNow(BaseModel):
+class TokenNow(MadeOf):
     """A token, without its secret."""
 
     model_config = ConfigDict(frozen=True)
@@ -117,17 +118,17 @@ class Accounts(database.AtDatabase):
     """Users and tokens in the record at a database URL."""
 
     @database.transaction
-    def create_user(self, session: Session, name: str, quotas: Quotas | None = None) -> UserNow:
+    def create_user(self, rows: RowSession, name: str, quotas: Quotas | None = None) -> UserNow:
         """Add a user, or restore a removed one; revoked tokens stay revoked.
 
         Raises:
             AlreadyThereError: if there is a user of this name.
             NotAllowedError: if nobody can have this name.
         """
-        user = session.get(User, name)
+        user = rows.get(User, name)
         if user is not None and user.removed_at is None:
             raise AlreadyThereError(f"there is a user '{name}' already")
-        user = _make_user(session, name) if user is None else user
+        user = _make_user(rows, name) if user is None else user
         user.removed_at = None
         _set_quotas(user, quotas or Quotas())
         return _describe_user(user)
@@ -142,28 +143,28 @@ class Accounts(database.AtDatabase):
         return database.read(self.url, lambda s: read_quotas(s.get(User, name)))
 
     @database.transaction
-    def change_quotas(self, session: Session, name: str, changes: Quotas) -> UserNow:
+    def change_quotas(self, rows: RowSession, name: str, changes: Quotas) -> UserNow:
         """Set the quotas that `changes` names, and leave the others.
 
         Raises:
             AccountNotFoundError: if there is no such user.
         """
-        user = _find_user(session, name)
+        user = _find_user(rows, name)
         before = _describe_user(user).quotas
         _set_quotas(user, before.model_copy(update=changes.model_dump(exclude_unset=True)))
         return _describe_user(user)
 
     @database.transaction
-    def remove_user(self, session: Session, name: str) -> UserNow:
+    def remove_user(self, rows: RowSession, name: str) -> UserNow:
         """Refuse a user from now on, by token and by proxy; the user's experiments stay.
 
         Raises:
             AccountNotFoundError: if there is no such user.
         """
-        user, now = _find_user(session, name), time.time()
+        user, now = _find_user(rows, name), time.time()
         user.removed_at = user.removed_at or now
-        for token in session.scalars(select(Token).where(Token.user_name == name)):
-            token.revoked_at = token.revoked_at or now
+        usable = Token.user_name == name, Token.revoked_at.is_(None)
+        rows.execute(update(Token).where(*usable).values(revoked_at=now))
         return _describe_user(user)
 
     def is_removed(self, name: str) -> bool:
@@ -173,7 +174,7 @@ class Accounts(database.AtDatabase):
 
     @database.transaction
     def create_token(
-        self, session: Session, user_name: str, scope: ScopeName, seconds: float | None
+        self, rows: RowSession, user_name: str, scope: ScopeName, seconds: float | None
     ) -> NewToken:
         """Make a token that holds for so many seconds (None: for ever), and its user if need be.
 
@@ -190,14 +191,13 @@ class Accounts(database.AtDatabase):
             created_at=now,
             expires_at=None if seconds is None else now + seconds,
         )
-        user = session.get(User, user_name) or _make_user(session, user_name)
+        user = rows.get(User, user_name) or _make_user(rows, user_name)
         if user.removed_at is not None:
             raise ConflictError(
                 f"user '{user_name}' was removed; "
                 f"`eigensweep user create {user_name}` brings the user back"
             )
-        session.flush()
-        session.merge(token)
+        rows.add(token)
         return NewToken(**dict(_describe_token(token)), token=secret)
 
     def list_tokens(self, user_name: str | None = None) -> list[TokenNow]:
@@ -208,13 +208,13 @@ class Accounts(database.AtDatabase):
         return database.read(self.url, lambda s: [_describe_token(t) for t in s.scalars(query)])
 
     @database.transaction
-    def revoke_token(self, session: Session, id: str) -> TokenNow:
+    def revoke_token(self, rows: RowSession, id: str) -> TokenNow:
         """Revoke a token. A second call changes nothing.
 
         Raises:
             AccountNotFoundError: if there is none of this id.
         """
-        token = session.get(Token, id)
+        token = rows.get(Token, id)
         if token is None:
             raise AccountNotFoundError(f"there is no token '{id}'")
         token.revoked_at = token.revoked_at or time.time()
@@ -270,15 +270,15 @@ def check_name(name: str) -> None:
         )
 
 
-def _make_user(session: Session, name: str) -> User:
+def _make_user(rows: RowSession, name: str) -> User:
     check_name(name)
     user = User(name=name, created_at=time.time())
-    session.add(user)
+    rows.add(user)
     return user
 
 
-def _find_user(session: Session, name: str) -> User:
-    user = session.get(User, name)
+def _find_user(rows: RowSession, name: str) -> User:
+    user = rows.get(User, name)
     if user is None:
         raise AccountNotFoundError(f"there is no user '{name[:64]}'")
     return user
@@ -298,12 +298,7 @@ def _find_problem(token: Token) -> str | None:
 
 
 def _describe_user(user: User) -> UserNow:
-    return UserNow(
-        name=user.name,
-        created_at=user.created_at,
-        removed_at=user.removed_at,
-        quotas=read_quotas(user),
-    )
+    return UserNow.made_of(user, quotas=read_quotas(user))
 
 
 def read_quotas(user: User | None) -> Quotas:
@@ -312,12 +307,5 @@ def read_quotas(user: User | None) -> Quotas:
 
 
 def _describe_token(token: Token) -> TokenNow:
-    return TokenNow(
-        id=token.id,
-        user=token.user_name,
-        scope=token.scope,
-        created_at=token.created_at,
-        expires_at=token.expires_at,
-        revoked_at=token.revoked_at,
-        usable=_find_problem(token) is None,
-    )
+    usable = _find_problem(token) is None
+    return TokenNow.made_of(token, user=token.user_name, usable=usable)

@@ -152,32 +152,13 @@ def _find_experiment(id: str, queries: Queries) -> ExperimentSubject:
     trials = [_make_subject(record.trial) for record in found if record.trial.config is not None]
     if not trials:
         raise NotAnalysableError(f"no trial of experiment {id} trained to an end")
-    return ExperimentSubject(
-        experiment=id,
-        name=row.name,
-        metric=row.metric,
-        unit=row.unit,
-        better=row.better,
-        baseline=row.baseline,
-        trials=trials,
-        run_id=row.run_id,
-    )
+    return ExperimentSubject.made_of(row, experiment=id, trials=trials)
 
 
 def _make_subject(trial: TrialRow) -> TrialSubject:
     """Return a trial with the place of its checkpoints, those of its source if it was reused."""
-    assert trial.config is not None
-    return TrialSubject(
-        experiment=trial.experiment_id,
-        number=trial.number,
-        arm=trial.arm,
-        state=trial.state,
-        config=trial.config,
-        place=find_place(trial),
-        value=trial.value,
-        step=trial.step,
-        run_id=trial.run_id,
-    )
+    place = find_place(trial)
+    return TrialSubject.made_of(trial, experiment=trial.experiment_id, place=place)
 
 
 def find_place(trial: TrialRow) -> str:

@@ -17,7 +17,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 from sqlalchemy import delete, select
 
 from eigensweep.service.record import database
-from eigensweep.service.record.rows import Rows
+from eigensweep.service.record.rows import RowSession
 from eigensweep.service.record.tables import AuditEntry
 
 PRUNED_EVERY: Final = 100
@@ -60,7 +60,7 @@ class Audit:
         address: str | None,
         refused: bool,
         detail: str = "",
-        within: Rows | None = None,
+        within: RowSession | None = None,
     ) -> None:
         """Add an entry: in the transaction `within`, else in one of its own."""
         make = partial(
@@ -74,11 +74,11 @@ class Audit:
             detail=_plain(detail),
         )
         if within is None:
-            database.write_rows(self.url, lambda rows: self._add(rows, make()))
+            database.write(self.url, lambda rows: self._add(rows, make()))
         else:
             self._add(within, make())
 
-    def _add(self, rows: Rows, entry: AuditEntry) -> None:
+    def _add(self, rows: RowSession, entry: AuditEntry) -> None:
         if next(self._added) % PRUNED_EVERY == 0:
             _make_room(rows, entry.refused, self._most)
         rows.add(entry)
@@ -103,7 +103,7 @@ class Audit:
         return database.read(self.url, lambda session: list(map(read, session.scalars(query))))
 
 
-def _make_room(rows: Rows, refused: bool, most: int) -> None:
+def _make_room(rows: RowSession, refused: bool, most: int) -> None:
     """Remove the oldest entries, so that there are `most` with one more."""
     same = AuditEntry.refused.is_(refused)
     newest = select(AuditEntry.id).where(same).order_by(AuditEntry.id.desc())

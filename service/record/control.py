@@ -1,4 +1,4 @@
-"""Pauses, resumes, cancels and prioritizes experiments on request.
+"""Pauses, resumes, cancels, prioritizes, archives and deletes experiments on request.
 
 Each action is one transaction with its events. An action that the state of the experiment does not
 allow is refused. Runs in the service's process.
@@ -6,23 +6,21 @@ allow is refused. Runs in the service's process.
 
 from __future__ import annotations
 
-from sqlalchemy import select
-from sqlalchemy.orm import Session
+import time
+from typing import Final
+
+from sqlalchemy import delete, select
 
 from eigensweep.service.record import database
-from eigensweep.service.record.errors import (
-    ExperimentNotFoundError,
-    WrongStateError,
-)
-from eigensweep.service.record.journal import (
-    emit,
-    end_experiment,
-    move_experiment,
-)
+from eigensweep.service.record.errors import ExperimentNotFoundError, WrongStateError
+from eigensweep.service.record.journal import emit, end_experiment, move_experiment
 from eigensweep.service.record.queries import Queries
 from eigensweep.service.record.rows import RowSession
-from eigensweep.service.record.tables import ExperimentRow
+from eigensweep.service.record.tables import EventRow, ExperimentRow, JobRow, TrialRow
 from eigensweep.workers.shared.states import ACTIONS, DONE, DRIVEN, Action
+
+AT_ONCE: Final = 2_000
+"""Rows that are removed in one transaction."""
 
 
 class Control(Queries):
@@ -32,69 +30,125 @@ class Control(Queries):
     its state does not allow the action.
     """
 
-    def fence(self, session: Session) -> None:
+    def fence(self, rows: RowSession) -> None:
         """Refuse a transaction of a service that leads no more; here there is only this one."""
 
     @database.transaction
-    def cancel(self, session: Session, id: str) -> None:
+    def cancel(self, rows: RowSession, id: str) -> None:
         """Cancel an experiment at once if it has no driver, else ask its driver to stop.
 
         A second call changes nothing.
         """
-        experiment = lock(session, id)
+        experiment = lock(rows, id)
         if was_done(experiment, "cancel"):
             return
         has_driver = experiment.state in DRIVEN
-        move_experiment(session, experiment, "cancelling")
+        move_experiment(rows, experiment, "cancelling")
         if not has_driver:
-            end_experiment(session, experiment, "cancelled", None)
+            end_experiment(rows, experiment, "cancelled", None)
             # One that never began is nothing that MLflow would have to learn of.
             experiment.tracked = experiment.generation == 0
 
     @database.transaction
-    def pause(self, session: Session, id: str) -> None:
+    def pause(self, rows: RowSession, id: str) -> None:
         """Pause a queued experiment at once; ask the driver of another one to pause its trials.
 
         The trials commit, and release their slots. A second call changes nothing.
         """
-        experiment = lock(session, id)
+        experiment = lock(rows, id)
         if not was_done(experiment, "pause"):
             is_queued = experiment.state == "queued"
-            move_experiment(session, experiment, "paused" if is_queued else "pausing")
+            move_experiment(rows, experiment, "paused" if is_queued else "pausing")
 
     @database.transaction
-    def resume(self, session: Session, id: str) -> None:
+    def resume(self, rows: RowSession, id: str) -> None:
         """Queue a paused experiment again, at the place of its age and priority."""
-        experiment = lock(session, id)
+        experiment = lock(rows, id)
         if not was_done(experiment, "resume"):
-            move_experiment(session, experiment, "queued")
+            move_experiment(rows, experiment, "queued")
 
     @database.transaction
-    def prioritize(self, session: Session, id: str, priority: int) -> None:
+    def prioritize(self, rows: RowSession, id: str, priority: int) -> None:
         """Give an experiment that is not over another priority, in the queue and while it runs."""
-        experiment = lock(session, id)
+        experiment = lock(rows, id)
         was_done(experiment, "prioritize")
         if experiment.priority != priority:
             experiment.priority = priority
-            emit(session, experiment, "experiment.prioritized", priority=priority)
+            emit(rows, experiment, "experiment.prioritized", priority=priority)
+
+    def archive(self, id: str) -> None:
+        """Leave a finished experiment out of lists. A second call changes nothing."""
+        self._put_away(id, True)
+
+    def unarchive(self, id: str) -> None:
+        """Show an experiment in lists again. A second call changes nothing."""
+        self._put_away(id, False)
+
+    @database.transaction
+    def _put_away(self, rows: RowSession, id: str, away: bool) -> None:
+        experiment = lock(rows, id)
+        was_done(experiment, "archive" if away else "unarchive")
+        if (experiment.archived_at is not None) != away:
+            experiment.archived_at = time.time() if away else None
+            emit(rows, experiment, f"experiment.{'archived' if away else 'unarchived'}")
+
+    @database.transaction
+    def delete(self, rows: RowSession, id: str) -> None:
+        """Have a finished experiment removed, with all its data.
+
+        From now on its drivers may write no more, and it cannot come back. Once more changes
+        nothing.
+        """
+        experiment = lock(rows, id)
+        if not was_done(experiment, "delete"):
+            move_experiment(rows, experiment, "deleting")
+            experiment.generation += 1
+            now = time.time()
+            job = JobRow(kind="deletion", key=id, experiment_id=id, owner=experiment.owner)
+            job.request, job.created_at, job.due_at = {}, now, now
+            rows.add(job)
+
+    def remove(self, id: str) -> None:
+        """Remove all rows of an experiment that is being deleted.
+
+        A large one goes in several transactions, between which others may write.
+
+        Raises:
+            NotLeadingError: if another service leads.
+        """
+        for table in (TrialRow, EventRow):
+            while self._remove_some(table, id):
+                pass
+        self._remove_experiment(id)
+
+    @database.transaction
+    def _remove_some(
+        self, rows: RowSession, table: type[TrialRow] | type[EventRow], id: str
+    ) -> int:
+        """Remove some rows of an experiment that is being deleted; return how many there were."""
+        self.fence(rows)
+        key = TrialRow.number if table is TrialRow else EventRow.id
+        some = (
+            select(key)
+            .join(ExperimentRow, ExperimentRow.id == table.experiment_id)
+            .where(table.experiment_id == id, ExperimentRow.state == "deleting")
+            .limit(AT_ONCE)
+        )
+        numbers = rows.execute(some).scalars().all()
+        rows.execute(delete(table).where(table.experiment_id == id, key.in_(numbers)))
+        return len(numbers)
+
+    @database.transaction
+    def _remove_experiment(self, rows: RowSession, id: str) -> None:
+        self.fence(rows)
+        experiment = rows.get(ExperimentRow, id, lock=True)
+        if experiment is not None and experiment.state == "deleting":
+            # The database removes what belongs to it.
+            rows.execute(delete(ExperimentRow).where(ExperimentRow.id == id))
 
 
-def lock(session: Session, id: str) -> ExperimentRow:
+def lock(rows: RowSession, id: str) -> ExperimentRow:
     """Return an experiment, locked until the end of the transaction.
-
-    Raises:
-        ExperimentNotFoundError: if there is none of this id.
-    """
-    experiment = session.scalars(
-        select(ExperimentRow).where(ExperimentRow.id == id).with_for_update()
-    ).first()
-    if experiment is None:
-        raise ExperimentNotFoundError(id)
-    return experiment
-
-
-def lock_row(rows: RowSession, id: str) -> ExperimentRow:
-    """Return the same, of rows that are written without the ORM.
 
     Raises:
         ExperimentNotFoundError: if there is none of this id.

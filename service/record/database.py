@@ -55,15 +55,15 @@ T = TypeVar("T")
 
 
 class HasUrl(Protocol):
-    """What reads and writes the database at a URL."""
+    """What reads and writes the database at a URL.
+
+    While it is away, it is tried again for `patience` seconds.
+    """
 
     @property
-    def url(self) -> str:
-        """The URL."""
-
+    def url(self) -> str: ...
     @property
-    def patience(self) -> float:
-        """Seconds for which it is tried again while the database is away."""
+    def patience(self) -> float: ...
 
 
 H = TypeVar("H", bound=HasUrl)
@@ -191,7 +191,7 @@ def find_damage(url: str) -> str | None:
 
 
 def look_for_damage(url: str) -> None:
-    """Have SQLite read the whole database; `find_damage` says then what it found.
+    """Have SQLite read the whole database; afterwards `find_damage` returns what it found.
 
     PostgreSQL has checksums of its own, and says what is damaged when it reads it.
     """
@@ -240,8 +240,8 @@ def look(url: str, work: Callable[[Connection], T], patience: float = 0.0) -> T:
     return _persist(url, work, patience, _open_connection, "reads")
 
 
-def write(url: str, work: Callable[[Session], T], patience: float = 0.0) -> T:
-    """Return `work(session)`, committed as one transaction.
+def write(url: str, work: Callable[[RowSession], T], patience: float = 0.0) -> T:
+    """Return `work(rows)`, committed as one transaction.
 
     While the database is away it is tried again, for `patience` seconds. So `work` may run more
     than once, even after a commit whose answer was lost.
@@ -249,13 +249,13 @@ def write(url: str, work: Callable[[Session], T], patience: float = 0.0) -> T:
     Raises:
         WrongSchemaError: if a table or column is missing; this is never waited for.
     """
-    return _persist(url, work, patience, _open_session, "writes")
+    return _persist(url, work, patience, _open_rows, "writes")
 
 
 def transaction(
-    method: Callable[Concatenate[H, Session, P], T],
+    method: Callable[Concatenate[H, RowSession, P], T],
 ) -> Callable[Concatenate[H, P], T]:
-    """Make a method that is given a session one that is a transaction of its own, as in `write`."""
+    """Make a method that is given rows one that is a transaction of its own, as in `write`."""
 
     @wraps(method)
     def call(self: H, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -267,7 +267,7 @@ def transaction(
 def reading(
     method: Callable[Concatenate[H, Session, P], T],
 ) -> Callable[Concatenate[H, P], T]:
-    """Do the same for what only reads, as in `read`."""
+    """Do the same for what only reads, with a session, as in `read`."""
 
     @wraps(method)
     def call(self: H, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -276,13 +276,8 @@ def reading(
     return call
 
 
-def write_rows(url: str, work: Callable[[RowSession], T], patience: float = 0.0) -> T:
-    """Return `work(rows)`, committed as one transaction; the same as `write`, for few rows."""
-    return _persist(url, work, patience, _open_rows, "writes")
-
-
 def write_relaxed(url: str, work: Callable[[RowSession], T], patience: float = 0.0) -> T:
-    """Do the same as `write_rows`; with SQLite, without waiting for the disk.
+    """Do the same as `write`; with SQLite, without waiting for the disk.
 
     If the machine loses its power at once, what was written may be lost, but never without all that
     was written after it. Nothing is lost if the process dies. So this is for what nobody relies on

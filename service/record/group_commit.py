@@ -29,7 +29,7 @@ class _Write:
     def do_alone(self, url: str) -> None:
         """Do it in a transaction of its own."""
         try:
-            self.answer.set_result(database.write_rows(url, self.work))
+            self.answer.set_result(database.write(url, self.work))
         except BaseException as error:
             self.answer.set_exception(error)
 
@@ -47,13 +47,13 @@ class GroupCommit:
         return len(self._waiting)
 
     def write(self, work: Callable[[RowSession], T]) -> T:
-        """Return `work(rows)` once it is committed; the same as `database.write_rows`.
+        """Return `work(rows)` once it is committed; the same as `database.write`.
 
-        If one of those that are written together is refused, nothing of it stays, and each is done
-        again in a transaction of its own. So `work` may run more than once, in another thread.
+        If one of the writes in a transaction is refused, the transaction is rolled back, and each
+        write gets a transaction of its own. So `work` may run more than once, in another thread.
         """
         if not database.takes_turns(self._url):
-            return database.write_rows(self._url, work)
+            return database.write(self._url, work)
         mine = _Write(work)
         self._waiting.append(mine)
         with self._turn:

@@ -16,9 +16,9 @@ from functools import partial
 from typing import ClassVar, Final, Self, get_args
 
 from sqlalchemy import select, update
-from sqlalchemy.orm import Session
 
 from eigensweep.service.record import database
+from eigensweep.service.record.rows import RowSession
 from eigensweep.service.record.tables import JobKind, JobRow
 
 COLUMNS: Final = ("owner", "state", "created_at", "started_at", "finished_at", "error")
@@ -66,7 +66,7 @@ class Jobs(database.AtDatabase):
     What writes raises NotLeadingError if another service leads.
     """
 
-    def __init__(self, url: str, fence: Callable[[Session], None] = lambda session: None) -> None:
+    def __init__(self, url: str, fence: Callable[[RowSession], None] = lambda rows: None) -> None:
         """`fence` refuses a transaction of a service that leads no more: see `Record.fence`."""
         super().__init__(url)
         self._fence = fence
@@ -99,17 +99,12 @@ class Jobs(database.AtDatabase):
         query = query.order_by(JobRow.due_at, JobRow.key)
         return database.read(self.url, lambda session: list(session.scalars(query)))
 
-    def has_open(self, kind: JobKind) -> bool:
-        """Return whether any job of a kind is open, due now or later."""
-        query = select(JobRow.key).where(JobRow.kind == kind, JobRow.due_at.is_not(None)).limit(1)
-        return database.read(self.url, lambda session: session.scalar(query)) is not None
-
     @database.transaction
-    def requeue(self, session: Session, kind: JobKind) -> None:
+    def requeue(self, rows: RowSession, kind: JobKind) -> None:
         """Queue again what a service that is gone has begun."""
-        self._fence(session)
+        self._fence(rows)
         begun = update(JobRow).where(JobRow.kind == kind, JobRow.state == "running")
-        session.execute(begun.values(state="queued", started_at=None))
+        rows.execute(begun.values(state="queued", started_at=None))
 
     def put(self, job: JobRow, unless: str | None = None, patience: float = 0.0) -> JobRow:
         """Write a job, replacing the one with its key; return the stored one.
@@ -120,16 +115,21 @@ class Jobs(database.AtDatabase):
         self.wake(job.kind)
         return written
 
-    def _put(self, job: JobRow, unless: str | None, session: Session) -> JobRow:
-        self._fence(session)
-        now = session.get(JobRow, (job.kind, job.key), with_for_update=True)
-        return now if now is not None and now.state == unless else session.merge(job)
+    def _put(self, job: JobRow, unless: str | None, rows: RowSession) -> JobRow:
+        self._fence(rows)
+        now = rows.get(JobRow, (job.kind, job.key), lock=True)
+        if now is None:
+            rows.add(job)
+            return job
+        if now.state != unless:
+            vars(now).update({name: value for name, value in vars(job).items() if name[0] != "_"})
+        return now
 
     @database.transaction
-    def put_off(self, session: Session, job: JobRow, error: str, due_at: float | None) -> None:
+    def put_off(self, rows: RowSession, job: JobRow, error: str, due_at: float | None) -> None:
         """Record that a try was in vain; `due_at`: when to try again, None to give it up."""
-        self._fence(session)
-        if (now := session.get(JobRow, (job.kind, job.key))) is not None:
+        self._fence(rows)
+        if (now := rows.get(JobRow, (job.kind, job.key))) is not None:
             now.due_at, now.error, now.tries = due_at, error, now.tries + 1
             now.state = now.state if due_at is not None else "failed"
 
@@ -137,8 +137,8 @@ class Jobs(database.AtDatabase):
         """Record that a job is done."""
         database.write(self.url, partial(self._finish, job), PATIENCE)
 
-    def _finish(self, job: JobRow, session: Session) -> None:
-        self._fence(session)
-        if (now := session.get(JobRow, (job.kind, job.key))) is not None:  # it may be gone
+    def _finish(self, job: JobRow, rows: RowSession) -> None:
+        self._fence(rows)
+        if (now := rows.get(JobRow, (job.kind, job.key))) is not None:  # it may be gone
             now.state, now.due_at, now.error = "finished", None, None
             now.tries, now.finished_at = now.tries + 1, time.time()

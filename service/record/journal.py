@@ -12,11 +12,11 @@ from typing import Any, Final, Unpack, cast
 from uuid import uuid4
 
 from sqlalchemy import select, update
-from sqlalchemy.orm import Session
 
 from eigensweep.results.ranking import RANKED, UNRANKED, cost
+from eigensweep.results.trial_result import Outcome
 from eigensweep.service.record.errors import WrongMoveError
-from eigensweep.service.record.rows import Rows, RowSession
+from eigensweep.service.record.rows import RowSession
 from eigensweep.service.record.tables import (
     AttemptRow,
     EarlierJson,
@@ -32,21 +32,11 @@ from eigensweep.service.record.tables import (
 )
 from eigensweep.service.record.usage import count_use
 from eigensweep.service.record.walks import choose, is_in, walk
+from eigensweep.workers.shared import states
 from eigensweep.workers.shared.ledger import error_of_undone
 from eigensweep.workers.shared.messages import ConfigJson, Notice
-from eigensweep.workers.shared.states import (
-    ENDED,
-    EXPERIMENT_MOVES,
-    OPEN_TRIALS,
-    TRIAL_MOVES,
-    ExperimentEnd,
-    ExperimentState,
-    Outcome,
-    TrialState,
-    brings_back,
-)
 
-_OPEN: Final = choose(is_in(OPEN_TRIALS))
+_OPEN: Final = choose(is_in(states.OPEN_TRIALS))
 
 
 def replace_non_finite(content: Any) -> Any:
@@ -69,9 +59,11 @@ def remove_nul(text: str | None) -> str | None:
     return None if text is None else text.replace("\0", "")
 
 
-def emit(session: Rows, experiment: ExperimentRow, kind: str, **data: Unpack[EventDetails]) -> None:
+def emit(
+    rows: RowSession, experiment: ExperimentRow, kind: str, **data: Unpack[EventDetails]
+) -> None:
     """Add an event to the transaction that makes the change it reports."""
-    session.add(
+    rows.add(
         EventRow(
             experiment_id=experiment.id,
             kind=kind,
@@ -82,7 +74,7 @@ def emit(session: Rows, experiment: ExperimentRow, kind: str, **data: Unpack[Eve
 
 
 def emit_trial(
-    session: Rows,
+    rows: RowSession,
     experiment: ExperimentRow,
     trial: TrialRow,
     kind: str,
@@ -97,13 +89,13 @@ def emit_trial(
         "attempt": trial.attempt,
         **data,
     }
-    emit(session, experiment, f"trial.{kind}", **details)
+    emit(rows, experiment, f"trial.{kind}", **details)
 
 
 def move_experiment(
-    session: Rows,
+    rows: RowSession,
     experiment: ExperimentRow,
-    following: ExperimentState,
+    following: states.ExperimentState,
     **data: Unpack[EventDetails],
 ) -> None:
     """Move an experiment to another state, and write the event of this move.
@@ -111,35 +103,35 @@ def move_experiment(
     Raises:
         WrongMoveError: if this state may not follow.
     """
-    kind = EXPERIMENT_MOVES[experiment.state].get(following)
+    kind = states.EXPERIMENT_MOVES[experiment.state].get(following)
     if kind is None:
         raise WrongMoveError("experiment", experiment.state, following)
     experiment.state = following
-    if following in ENDED or following in ("queued", "paused"):
+    if following in states.ENDED or following in ("queued", "paused"):
         told = (experiment.notices or ()) if following == "paused" else ()
         experiment.notices = [each for each in told if each["kind"] == "failures"] or None
-    if following in ENDED or following == "paused":
+    if following in states.ENDED or following == "paused":
         experiment.left_at = time.time()
-    emit(session, experiment, f"experiment.{kind}", **data)
+    emit(rows, experiment, f"experiment.{kind}", **data)
 
 
-def record_notices(session: Rows, experiment: ExperimentRow, notices: Sequence[Notice]) -> None:
+def record_notices(rows: RowSession, experiment: ExperimentRow, notices: Sequence[Notice]) -> None:
     """Replace the notices of an experiment, with an event if they are others than before."""
     told = [cast(NoticeJson, notice.to_dict()) for notice in notices] or None
     if told != experiment.notices:
         experiment.notices = told
         reason = "; ".join(notice.words for notice in notices) or None
-        emit(session, experiment, "experiment.notice", reason=remove_nul(reason))
+        emit(rows, experiment, "experiment.notice", reason=remove_nul(reason))
 
 
-def move_trial(trial: TrialRow, following: TrialState) -> str:
+def move_trial(trial: TrialRow, following: states.TrialState) -> str:
     """Move a trial to another state; return the kind of this move's event.
 
     Raises:
         WrongMoveError: if this state may not follow.
     """
     state = trial.state or "waiting"  # a new one, which is not written yet
-    kind = TRIAL_MOVES[state].get(following)
+    kind = states.TRIAL_MOVES[state].get(following)
     if kind is None:
         raise WrongMoveError("trial", state, following)
     trial.state = following
@@ -147,7 +139,7 @@ def move_trial(trial: TrialRow, following: TrialState) -> str:
 
 
 def finish_trial(
-    session: Rows,
+    rows: RowSession,
     experiment: ExperimentRow,
     trial: TrialRow,
     outcome: Outcome,
@@ -158,12 +150,12 @@ def finish_trial(
 
     A reopened trial that failed or was cancelled gets its earlier end back.
     """
-    close_attempt(session, trial, None)
+    close_attempt(rows, trial, None)
     before = trial.earlier
     if before is not None:
         trial.earlier, trial.tracked = None, False
-    if before is not None and brings_back(before["state"], outcome):
-        _bring_back(session, experiment, trial, before, outcome, error)
+    if before is not None and states.brings_back(before["state"], outcome):
+        _bring_back(rows, experiment, trial, before, outcome, error)
         return
     if before is not None:
         trial.tier -= (trial.replicates or 1) - before["config"].get("replicates", 1)
@@ -177,11 +169,11 @@ def finish_trial(
     trial.rank = cost(trial.value if outcome in RANKED else None, experiment.better)
     if trial.rank == UNRANKED:
         trial.tier = 0
-    emit_trial(session, experiment, trial, kind, value=trial.value, error=_last_line(error))
+    emit_trial(rows, experiment, trial, kind, value=trial.value, error=_last_line(error))
 
 
 def reopen_trial(
-    session: Rows, experiment: ExperimentRow, trial: TrialRow, config: ConfigJson, reason: str
+    rows: RowSession, experiment: ExperimentRow, trial: TrialRow, config: ConfigJson, reason: str
 ) -> None:
     """Move an ended trial back to `waiting`, to be trained as `config` says.
 
@@ -197,11 +189,11 @@ def reopen_trial(
     _configure(trial, config)
     kind = move_trial(trial, "waiting")
     trial.error, trial.ended_at, trial.tracked = None, None, False
-    emit_trial(session, experiment, trial, kind, reason=reason)
+    emit_trial(rows, experiment, trial, kind, reason=reason)
 
 
 def _bring_back(
-    session: Rows,
+    rows: RowSession,
     experiment: ExperimentRow,
     trial: TrialRow,
     before: EarlierJson,
@@ -214,7 +206,7 @@ def _bring_back(
     trial.error, trial.ended_at = remove_nul(kept), before["ended_at"]
     _configure(trial, before["config"])
     why = f"{outcome}: {_last_line(error)}" if error else outcome
-    emit_trial(session, experiment, trial, "kept", value=trial.value, reason=remove_nul(why))
+    emit_trial(rows, experiment, trial, "kept", value=trial.value, reason=remove_nul(why))
 
 
 def _configure(trial: TrialRow, config: ConfigJson) -> None:
@@ -240,59 +232,62 @@ def _last_line(error: str | None) -> str | None:
     return None if error is None else error.strip().rsplit("\n", 1)[-1]
 
 
-def interrupt_trial(session: Rows, experiment: ExperimentRow, trial: TrialRow, reason: str) -> None:
+def interrupt_trial(
+    rows: RowSession, experiment: ExperimentRow, trial: TrialRow, reason: str
+) -> None:
     """Move a running trial back to `waiting`: its attempt is over."""
     kind = move_trial(trial, "waiting")
-    close_attempt(session, trial, reason)
-    emit_trial(session, experiment, trial, kind, reason=remove_nul(reason))
+    close_attempt(rows, trial, reason)
+    emit_trial(rows, experiment, trial, kind, reason=remove_nul(reason))
 
 
-def close_attempt(session: Rows, trial: TrialRow, reason: str | None) -> None:
+def close_attempt(rows: RowSession, trial: TrialRow, reason: str | None) -> None:
     """Record that the trial's newest attempt is over; `reason`: why it ended early, if it did."""
     if not trial.attempt:
         return
-    attempt = session.get(AttemptRow, (trial.experiment_id, trial.number, trial.attempt))
+    attempt = rows.get(AttemptRow, (trial.experiment_id, trial.number, trial.attempt))
     if attempt is not None and attempt.ended_at is None:
-        count_use(session, trial, attempt)
+        count_use(rows, trial, attempt)
         attempt.ended_at = time.time()
         attempt.reason = remove_nul(reason)
 
 
 def end_experiment(
-    session: Session, experiment: ExperimentRow, state: ExperimentEnd, error: str | None
+    rows: RowSession, experiment: ExperimentRow, state: states.ExperimentEnd, error: str | None
 ) -> bool:
     """End an experiment and cancel its open trials; return False if it was over already."""
-    if experiment.state in ENDED:
+    if experiment.state in states.ENDED:
         return False
-    session.flush()
-    for part, trial in walk(RowSession(session.connection()), _OPEN, experiment.id):
+    rows.flush()  # its events come before those of the trials
+    for part, trial in walk(rows, _OPEN, experiment.id):
         finish_trial(part, experiment, trial, "cancelled", trial.result)
     experiment.error = remove_nul(error)
-    move_experiment(session, experiment, state, error=experiment.error)
+    move_experiment(rows, experiment, state, error=experiment.error)
     experiment.finished_at = experiment.left_at
-    _tell_webhooks(session, experiment, f"experiment.{state}")
+    _tell_webhooks(rows, experiment, f"experiment.{state}")
     return True
 
 
-def reopen_experiment(session: Rows, experiment: ExperimentRow, reason: str) -> None:
+def reopen_experiment(rows: RowSession, experiment: ExperimentRow, reason: str) -> None:
     """Queue a finished experiment again; from now on writes of its drivers are refused.
 
     The notes of samplers are deleted, as space and budget may have changed.
     """
-    move_experiment(session, experiment, "queued", reason=reason)
+    move_experiment(rows, experiment, "queued", reason=reason)
     experiment.generation += 1
     experiment.edition += 1
     experiment.deaths, experiment.archived_at = 0, None
     experiment.error, experiment.finished_at, experiment.tracked = None, None, False
     noted = TrialRow.experiment_id == experiment.id, TrialRow.sampler_state.is_not(None)
-    session.execute(update(TrialRow).where(*noted).values(sampler_state=None))
+    rows.execute(update(TrialRow).where(*noted).values(sampler_state=None))
 
 
-def _tell_webhooks(session: Session, experiment: ExperimentRow, kind: str) -> None:
+def _tell_webhooks(rows: RowSession, experiment: ExperimentRow, kind: str) -> None:
     """Write a message to each webhook of an experiment; the service's process sends it."""
     now = time.time()
-    for url in session.scalars(select(Webhook.url).where(Webhook.experiment_id == experiment.id)):
+    urls = select(Webhook.url).where(Webhook.experiment_id == experiment.id)
+    for url in rows.execute(urls).scalars():
         message = JobRow(kind="webhook", key=uuid4().hex, created_at=now, due_at=now)
         message.request = {"url": url, "type": kind}
         message.experiment_id, message.owner = experiment.id, experiment.owner
-        session.add(message)
+        rows.add(message)

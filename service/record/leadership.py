@@ -16,16 +16,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 from urllib.parse import urlsplit
 
 from filelock import FileLock, Timeout
 from sqlalchemy import Connection, NullPool, create_engine, make_url, select, text, update
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
-from sqlalchemy.orm import Session
 
 from eigensweep.service.record import database
 from eigensweep.service.record.errors import NotLeadingError
+from eigensweep.service.record.rows import RowSession
 from eigensweep.service.record.tables import Leader, LeaderJson
 from eigensweep.service.settings import name_driver
 
@@ -50,16 +50,6 @@ TRY_LOCK: Final = text(
 )
 
 
-class Lock(Protocol):
-    """A lock of the database. Both methods raise SQLAlchemyError or OSError if it is away."""
-
-    def hold(self) -> bool:
-        """Return whether this process has the lock; take it if nobody has it."""
-
-    def release(self) -> None:
-        """Give it up."""
-
-
 class AdvisoryLock:
     """A lock of PostgreSQL, on an open connection of its own."""
 
@@ -74,6 +64,11 @@ class AdvisoryLock:
         self._has_it = False
 
     def hold(self) -> bool:
+        """Return whether this process has the lock; take it if nobody has it.
+
+        Raises:
+            SQLAlchemyError: if the database is away.
+        """
         try:
             if self._connection is None:
                 self._connection = self._engine.connect()
@@ -163,7 +158,7 @@ class Leadership(database.AtDatabase):
         """Why it may have lost the lead; None: it has not, or it waits."""
         self._clock = clock
         is_sqlite = make_url(url).get_backend_name() == "sqlite"
-        self._lock: Lock = FileOfLock(url) if is_sqlite else AdvisoryLock(url)
+        self._lock = FileOfLock(url) if is_sqlite else AdvisoryLock(url)
         self._row: tuple[int, LeaderJson, float, float] | None = None
         """Term, who leads, since when, and the heartbeat that was last seen."""
         self._heard_at = 0.0
@@ -191,11 +186,11 @@ class Leadership(database.AtDatabase):
         threading.Thread(target=self._keep_on, name="leadership", daemon=True).start()
 
     @database.transaction
-    def _raise_term(self, session: Session, about: LeaderJson, now: float) -> int:
-        row = session.get(Leader, THE_ROW, with_for_update=True)
+    def _raise_term(self, rows: RowSession, about: LeaderJson, now: float) -> int:
+        row = rows.get(Leader, THE_ROW, lock=True)
         if row is None:
             row = Leader(id=THE_ROW, term=0)
-            session.add(row)
+            rows.add(row)
         row.term, row.about, row.since, row.heartbeat_at = row.term + 1, about, now, now
         return row.term
 
@@ -259,13 +254,13 @@ class Leadership(database.AtDatabase):
             self.look()
         return self.words
 
-    def require(self, session: Session) -> None:
+    def require(self, rows: RowSession) -> None:
         """Guard a block that only the leader may run; it ends before the next leader begins.
 
         Raises:
             NotLeadingError: if this service does not lead.
         """
-        in_force = session.scalars(select(Leader.term).with_for_update(read=True)).first()
+        in_force = rows.execute(select(Leader.term).with_for_update(read=True)).scalar()
         if self.term is None or self.term != in_force:
             self.term = None
             raise NotLeadingError(f"only the leader does this, and {self.words}")

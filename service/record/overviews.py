@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session, aliased
 
 from eigensweep.results.importance import Scored
 from eigensweep.results.ranking import RANKED, UNRANKED
+from eigensweep.results.trial_result import Result
 from eigensweep.results.tuning import Try
 from eigensweep.service.record import database
 from eigensweep.service.record.queries import (
@@ -23,7 +24,7 @@ from eigensweep.service.record.queries import (
     require_experiment,
 )
 from eigensweep.service.record.tables import ExperimentRow, ReportRow, ResultJson, TrialRow
-from eigensweep.workers.shared.messages import Params, Result
+from eigensweep.workers.shared.messages import Params
 from eigensweep.workers.shared.states import OUTCOMES
 
 BY_VALUE = TRIAL_SORTS["value"]
@@ -79,7 +80,7 @@ def list_arms(queries: Queries, session: Session, id: str) -> tuple[ExperimentRo
 
 @database.reading
 def list_leaders(queries: Queries, session: Session, id: str, each: int) -> list[TrialRow]:
-    """Return the best trials of every arm, and of those that train the first ones of every arm.
+    """Return the best trials of every arm, then the first trials of every arm that train now.
 
     Up to `each` of both.
     """

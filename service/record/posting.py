@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from sqlalchemy import func, select
-from sqlalchemy.orm import Session
 
 from eigensweep.search_spaces.labels import say_count
 from eigensweep.search_spaces.spec import ExperimentSpec
@@ -109,15 +108,14 @@ def require_quota(quotas: Quotas, spec: ExperimentSpec, owner: str) -> None:
         )
 
 
-def check_quotas(
-    session: Session | RowSession, specs: Sequence[ExperimentSpec], owner: str
-) -> None:
+def check_quotas(rows: RowSession, specs: Sequence[ExperimentSpec], owner: str) -> None:
     """Refuse experiments that together exceed their owner's quotas.
 
     Raises:
         QuotaExceededError: says which quota does not allow them.
     """
-    quotas = read_quotas(_lock_user(session, owner))
+    # The row is locked: a second post of the user waits for the first.
+    quotas = read_quotas(rows.get(User, owner, lock=True))
     for spec in specs:
         require_quota(quotas, spec, owner)
     most = quotas.max_experiments
@@ -126,20 +124,13 @@ def check_quotas(
     open_ones = select(func.count()).where(
         ExperimentRow.owner == owner, ExperimentRow.state.not_in(ENDED)
     )
-    has = session.execute(open_ones).scalar_one()
+    has = rows.execute(open_ones).scalar_one()
     if has + len(specs) > most:
         may = f"{say_count(most, 'experiment')} that {'is' if most == 1 else 'are'} not over"
         raise QuotaExceededError(
             f"user '{owner}' may have {may}, has {has:,}, and asks for {len(specs):,} more; wait "
             "for one to end, or ask an admin for more"
         )
-
-
-def _lock_user(session: Session | RowSession, owner: str) -> User | None:
-    """Return a user's row. The row is locked: a second post of the user waits for the first."""
-    if isinstance(session, RowSession):
-        return session.get(User, owner, lock=True)
-    return session.get(User, owner, with_for_update=True)
 
 
 def _trial_steps(spec: ExperimentSpec) -> int | None:

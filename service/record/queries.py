@@ -11,29 +11,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypedDict, TypeVar, Unpack
 
-from sqlalchemy import (
-    JSON,
-    BindParameter,
-    ColumnElement,
-    Connection,
-    Label,
-    Select,
-    Text,
-    bindparam,
-    cast,
-    func,
-    literal,
-    select,
-    tuple_,
-    type_coerce,
-)
+import sqlalchemy as sa
 from sqlalchemy.orm import InstrumentedAttribute, Session, defer, load_only
 
 from eigensweep.results.ranking import UNRANKED
 from eigensweep.service.record import database
 from eigensweep.service.record.errors import ExperimentNotFoundError, TrialNotFoundError
 from eigensweep.service.record.queue_order import find_place, find_places
-from eigensweep.service.record.rows import read_first
+from eigensweep.service.record.rows import RowSession, read_first
 from eigensweep.service.record.tables import (
     AttemptRow,
     Base,
@@ -145,7 +130,9 @@ class ExperimentRecord:
     """The experiments that results were taken over from; none in a list."""
 
 
-def count_states(session: Session, ids: Sequence[str]) -> dict[str, dict[str, StateCount]]:
+def count_states(
+    session: Session | RowSession, ids: Sequence[str]
+) -> dict[str, dict[str, StateCount]]:
     """Return for each experiment the counts of its trials by state; no trial is read."""
     counts: dict[str, dict[str, StateCount]] = {id: {} for id in ids}
     for id, state, *counted in session.execute(_COUNTS, {"ids": ids}):
@@ -162,7 +149,9 @@ class Queries(database.AtDatabase):
         Raises:
             SQLAlchemyError: if the database is away or has not the schema of this version.
         """
-        database.read(self.url, lambda session: session.execute(select(ExperimentRow.id).limit(1)))
+        database.read(
+            self.url, lambda session: session.execute(sa.select(ExperimentRow.id).limit(1))
+        )
 
     @database.reading
     def experiment(self, session: Session, id: str) -> ExperimentRecord:
@@ -226,7 +215,7 @@ class Queries(database.AtDatabase):
         Those that are archived are left out, unless `archived`.
         They come without their specs, and with the heads of their best trials.
         """
-        chosen: list[ColumnElement[bool]] = []
+        chosen: list[sa.ColumnElement[bool]] = []
         if states:
             chosen.append(ExperimentRow.state.in_(states))
         if project is not None:
@@ -237,7 +226,7 @@ class Queries(database.AtDatabase):
             chosen.append(ExperimentRow.owner == owner)
         if name is not None:
             chosen.append(ExperimentRow.name.icontains(name, autoescape=True))
-        heads = select(ExperimentRow).options(defer(ExperimentRow.spec, raiseload=True))
+        heads = sa.select(ExperimentRow).options(defer(ExperimentRow.spec, raiseload=True))
         query = _limit_page(heads.where(*chosen), EXPERIMENT_SORTS, sort, limit, after)
         rows = session.scalars(query).all()
         ids = [row.id for row in rows]
@@ -256,7 +245,7 @@ class Queries(database.AtDatabase):
 
         They come without reports and attempts.
         """
-        query = _choose_trials(select(TrialRow), id, **chosen)
+        query = _choose_trials(sa.select(TrialRow), id, **chosen)
         found = session.scalars(query).all()
         if not found:
             require_experiment(session, id)
@@ -267,7 +256,7 @@ class Queries(database.AtDatabase):
         self, session: Session, id: str
     ) -> dict[int, tuple[float | None, float | None]]:
         """Return when each trial began and ended, in seconds since 1970, by its number."""
-        times = select(TrialRow.number, TrialRow.started_at, TrialRow.ended_at)
+        times = sa.select(TrialRow.number, TrialRow.started_at, TrialRow.ended_at)
         query = times.where(TrialRow.experiment_id == id)
         return {number: (began, ended) for number, began, ended in session.execute(query)}
 
@@ -289,7 +278,7 @@ class Queries(database.AtDatabase):
         The best comes first; where there was a race, those with more seeds come before the others.
         Results are large, so only some of them are in memory at a time.
         """
-        mine = select(TrialRow.number, TrialRow.result)
+        mine = sa.select(TrialRow.number, TrialRow.result)
         mine = mine.where(TrialRow.experiment_id == id, TrialRow.rank < UNRANKED)
         query = mine.order_by(*TRIAL_SORTS["value"]).execution_options(yield_per=READ_AT_ONCE)
         require_experiment(session, id)
@@ -300,7 +289,7 @@ class Queries(database.AtDatabase):
         self, session: Session, id: str, numbers: Sequence[int]
     ) -> dict[int, tuple[str, Params]]:
         """Return arm and parameters of some trials of an experiment, by number."""
-        columns = select(TrialRow.number, TrialRow.arm, TrialRow.params).where(
+        columns = sa.select(TrialRow.number, TrialRow.arm, TrialRow.params).where(
             TrialRow.experiment_id == id
         )
         return {
@@ -321,29 +310,31 @@ class Queries(database.AtDatabase):
         trial = session.get(TrialRow, (id, number))
         if trial is None:
             require_experiment(session, id)
-            mine = select(func.count()).where(TrialRow.experiment_id == id)
+            mine = sa.select(sa.func.count()).where(TrialRow.experiment_id == id)
             raise TrialNotFoundError(id, number, session.scalars(mine).one())
         return _add_history(session, trial)
 
     def events(self, id: str, after: int = 0, limit: int = 500) -> list[EventRow]:
         """Return the experiment's events that follow the one of number `after`, in order."""
-        following = select(EventRow).where(EventRow.experiment_id == id, EventRow.id > after)
+        following = sa.select(EventRow).where(EventRow.experiment_id == id, EventRow.id > after)
         query = following.order_by(EventRow.id).limit(limit)
         return database.read(self.url, lambda session: list(session.scalars(query)))
 
     def find_owner(self, id: str) -> str | None:
         """Return the user who posted an experiment, None if there is no such one."""
-        query = select(ExperimentRow.owner).where(ExperimentRow.id == id)
+        query = sa.select(ExperimentRow.owner).where(ExperimentRow.id == id)
         return database.read(self.url, lambda session: session.scalars(query).first())
 
     def list_owners(self, project: str) -> list[str]:
         """Return the users whose experiments have their runs in a project, by MLflow's id of it."""
-        query = select(ExperimentRow.owner).where(ExperimentRow.run_project == project).distinct()
+        query = (
+            sa.select(ExperimentRow.owner).where(ExperimentRow.run_project == project).distinct()
+        )
         return database.read(self.url, lambda session: list(session.scalars(query)))
 
     def newest_event(self) -> int:
         """Return the number of the newest event of all, 0 if there is none."""
-        query = select(func.coalesce(func.max(EventRow.id), 0))
+        query = sa.select(sa.func.coalesce(sa.func.max(EventRow.id), 0))
         return database.read(self.url, lambda session: session.scalars(query).one())
 
 
@@ -359,18 +350,20 @@ def get_experiment(session: Session, id: str) -> ExperimentRow:
     return experiment
 
 
-def require_experiment(session: Session | Connection, id: str) -> None:
+def require_experiment(session: Session | sa.Connection, id: str) -> None:
     """Raise ExperimentNotFoundError if there is no experiment of this id; its spec is not read."""
-    if session.execute(select(ExperimentRow.id).where(ExperimentRow.id == id)).first() is None:
+    if session.execute(sa.select(ExperimentRow.id).where(ExperimentRow.id == id)).first() is None:
         raise ExperimentNotFoundError(id)
 
 
 def _find_sources(session: Session, id: str) -> tuple[str, ...]:
-    """Return the experiments whose results the first reused trials of an experiment have."""
-    reused = select(TrialRow.result).where(TrialRow.experiment_id == id, TrialRow.state == "reused")
+    """Return the experiments from which the first reused trials have their results."""
+    reused = sa.select(TrialRow.result).where(
+        TrialRow.experiment_id == id, TrialRow.state == "reused"
+    )
     first = reused.order_by(TrialRow.number).limit(MOST_SOURCES).subquery()
-    source = type_coerce(first.c.result, JSON)["reused_from"]["experiment"].as_string()
-    return tuple(sorted(filter(None, session.scalars(select(source).distinct()))))
+    source = sa.type_coerce(first.c.result, sa.JSON)["reused_from"]["experiment"].as_string()
+    return tuple(sorted(filter(None, session.scalars(sa.select(source).distinct()))))
 
 
 def _find_places(session: Session, rows: Sequence[ExperimentRow]) -> dict[str, int]:
@@ -380,21 +373,21 @@ def _find_places(session: Session, rows: Sequence[ExperimentRow]) -> dict[str, i
 
 
 def _limit_page(
-    query: Select[Any],
+    query: sa.Select[Any],
     sorts: dict[str, tuple[InstrumentedAttribute[Any], ...]],
     sort: str,
     limit: int,
     after: Key | None,
-) -> Select[Any]:
+) -> sa.Select[Any]:
     columns = sorts[sort.removeprefix("-")]
     falling = sort.startswith("-")
     if after is not None:
-        here, there = tuple_(*columns), tuple_(*(literal(value) for value in after))
+        here, there = sa.tuple_(*columns), sa.tuple_(*(sa.literal(value) for value in after))
         query = query.where(here < there if falling else here > there)
     return query.order_by(*(c.desc() if falling else c.asc() for c in columns)).limit(limit)
 
 
-def _list_trials(id: str, query: Select[Any], connection: Connection) -> list[StoredTrial]:
+def _list_trials(id: str, query: sa.Select[Any], connection: sa.Connection) -> list[StoredTrial]:
     rows = connection.execute(query).all()
     if not rows:
         require_experiment(connection, id)
@@ -406,11 +399,11 @@ def _list_trials(id: str, query: Select[Any], connection: Connection) -> list[St
     return [StoredTrial(tuple(row), newest.get(row.number)) for row in rows]
 
 
-def _select_best() -> Select[TrialRow]:
+def _select_best() -> sa.Select[TrialRow]:
     """Return a query for the best trial of each experiment of `ids` that has one."""
     inner = TrialRow.__table__.alias()
     first = (
-        select(inner.c.number)
+        sa.select(inner.c.number)
         .where(inner.c.experiment_id == ExperimentRow.id, inner.c.rank < UNRANKED)
         .order_by(inner.c.tier, inner.c.rank, inner.c.number)
         .limit(1)
@@ -418,14 +411,14 @@ def _select_best() -> Select[TrialRow]:
         .scalar_subquery()
     )
     return (
-        select(TrialRow)
+        sa.select(TrialRow)
         .join(ExperimentRow, ExperimentRow.id == TrialRow.experiment_id)
         .where(ExperimentRow.id.in_(_IDS), TrialRow.number == first)
     )
 
 
 def _choose_trials(
-    query: Select[Any],
+    query: sa.Select[Any],
     id: str,
     *,
     states: Sequence[str] = (),
@@ -433,7 +426,7 @@ def _choose_trials(
     sort: str = "number",
     limit: int = 50,
     after: Key | None = None,
-) -> Select[Any]:
+) -> sa.Select[Any]:
     query = query.where(TrialRow.experiment_id == id)
     if states:
         query = query.where(TrialRow.state.in_(states))
@@ -442,23 +435,23 @@ def _choose_trials(
     return _limit_page(query, TRIAL_SORTS, sort, limit, after)
 
 
-def _store_columns(entity: type[Base], *left_out: str) -> list[ColumnElement[Any]]:
+def _store_columns(entity: type[Base], *left_out: str) -> list[sa.ColumnElement[Any]]:
     """Return the columns of a table, JSON as text."""
     return [
-        cast(column, Text).label(column.name) if isinstance(column.type, JSON) else column
+        sa.cast(column, sa.Text).label(column.name) if isinstance(column.type, sa.JSON) else column
         for column in entity.__table__.columns
         if column.name not in left_out
     ]
 
 
 def _read_row(
-    entity: type[Row], columns: Sequence[ColumnElement[Any]], row: tuple[Any, ...]
+    entity: type[Row], columns: Sequence[sa.ColumnElement[Any]], row: tuple[Any, ...]
 ) -> Row:
     """Return a row of such columns as the object that it stands for."""
     values = zip(columns, row, strict=True)
     return entity(
         **{
-            column.name: json.loads(value) if isinstance(column, Label) and value else value
+            column.name: json.loads(value) if isinstance(column, sa.Label) and value else value
             for column, value in values
         }
     )
@@ -471,28 +464,32 @@ def _add_history(session: Session, trial: TrialRow) -> TrialRecord:
 
 
 # Made once: to put such a query together costs more than to ask it.
-_IDS: Final[BindParameter[Any]] = bindparam("ids", expanding=True)
+_IDS: Final[sa.BindParameter[Any]] = sa.bindparam("ids", expanding=True)
 _BEST = _select_best()
 _HEADS_OF_BEST = _BEST.options(load_only(*OF_BEST, raiseload=True))
 _REPORTS = (
-    select(ReportRow)
-    .where(ReportRow.experiment_id == bindparam("id"), ReportRow.number == bindparam("number"))
+    sa.select(ReportRow)
+    .where(
+        ReportRow.experiment_id == sa.bindparam("id"), ReportRow.number == sa.bindparam("number")
+    )
     .order_by(ReportRow.step)
 )
 _ATTEMPTS = (
-    select(AttemptRow)
-    .where(AttemptRow.experiment_id == bindparam("id"), AttemptRow.number == bindparam("number"))
+    sa.select(AttemptRow)
+    .where(
+        AttemptRow.experiment_id == sa.bindparam("id"), AttemptRow.number == sa.bindparam("number")
+    )
     .order_by(AttemptRow.attempt)
 )
 _LISTED = _store_columns(TrialRow, "config")
-_LISTED_TRIALS = select(*_LISTED)
+_LISTED_TRIALS = sa.select(*_LISTED)
 _REPORT = _store_columns(ReportRow)
-_NEWEST = select(*_REPORT).where(
-    ReportRow.experiment_id == bindparam("id"),
-    tuple_(ReportRow.number, ReportRow.step).in_(bindparam("training", expanding=True)),
+_NEWEST = sa.select(*_REPORT).where(
+    ReportRow.experiment_id == sa.bindparam("id"),
+    sa.tuple_(ReportRow.number, ReportRow.step).in_(sa.bindparam("training", expanding=True)),
 )
-_STATE = select(ExperimentRow.state).where(ExperimentRow.id == bindparam("id"))
-_COUNTS = select(
+_STATE = sa.select(ExperimentRow.state).where(ExperimentRow.id == sa.bindparam("id"))
+_COUNTS = sa.select(
     *(TrialCount.experiment_id, TrialCount.state),
     *(TrialCount.trials, TrialCount.step, TrialCount.steps),
 ).where(TrialCount.experiment_id.in_(_IDS), TrialCount.trials > 0)

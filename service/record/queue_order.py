@@ -12,18 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import (
-    BindParameter,
-    Connection,
-    Select,
-    Subquery,
-    and_,
-    bindparam,
-    case,
-    func,
-    or_,
-    select,
-)
+import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from eigensweep.service.record.rows import read_all
@@ -51,7 +40,7 @@ def find_places(session: Session, ids: Sequence[str]) -> dict[str, int]:
     return {id: place for id, place in session.execute(_PLACES, {"ids": ids})}
 
 
-def find_place(connection: Connection, row: ExperimentRow) -> int | None:
+def find_place(connection: sa.Connection, row: ExperimentRow) -> int | None:
     """Return the place of one experiment in the queue, from 1; None if it is not queued any more.
 
     It is counted, owner by owner: to put a long queue in order, as `find_places` does, takes
@@ -73,12 +62,12 @@ def find_place(connection: Connection, row: ExperimentRow) -> int | None:
 
 @dataclass
 class _Counts:
-    """Experiments of one user: those that run, and those in the queue beside a certain one."""
+    """Counts of one user's experiments, as one experiment in the queue sees them."""
 
     running: int = 0
     queued: int = 0
     higher: int = 0
-    """Queued with a higher priority than that one."""
+    """Queued with a higher priority than that experiment."""
     same: int = 0
     """Queued with the same priority."""
     older: int = 0
@@ -107,58 +96,58 @@ class _Counts:
         return min(before, newcomers) if turn == 1 else max(before, newcomers)
 
 
-def _count() -> Select[str, int, int, int, int, int, int]:
+def _count() -> sa.Select[str, int, int, int, int, int, int]:
     """Return a query for the numbers of `_Counts`, by state and owner, from one index."""
-    priority: BindParameter[int] = bindparam("priority")
-    created_at: BindParameter[float] = bindparam("created_at")
-    id: BindParameter[str] = bindparam("id")
+    priority: sa.BindParameter[int] = sa.bindparam("priority")
+    created_at: sa.BindParameter[float] = sa.bindparam("created_at")
+    id: sa.BindParameter[str] = sa.bindparam("id")
     is_queued = ExperimentRow.state == "queued"
-    is_driven = or_(*(ExperimentRow.state == state for state in sorted(DRIVEN)))
-    is_same = and_(is_queued, ExperimentRow.priority == priority)
-    is_older = or_(
+    is_driven = sa.or_(*(ExperimentRow.state == state for state in sorted(DRIVEN)))
+    is_same = sa.and_(is_queued, ExperimentRow.priority == priority)
+    is_older = sa.or_(
         ExperimentRow.created_at < created_at,
-        and_(ExperimentRow.created_at == created_at, ExperimentRow.id < id),
+        sa.and_(ExperimentRow.created_at == created_at, ExperimentRow.id < id),
     )
     return (
-        select(
+        sa.select(
             ExperimentRow.owner,
-            func.count().filter(is_driven).label("running"),
-            func.count().filter(is_queued).label("queued"),
-            func.count().filter(is_queued, ExperimentRow.priority > priority).label("higher"),
-            func.count().filter(is_same).label("same"),
-            func.count().filter(is_same, is_older).label("older"),
-            func.count().filter(is_queued, ExperimentRow.id == id).label("itself"),
+            sa.func.count().filter(is_driven).label("running"),
+            sa.func.count().filter(is_queued).label("queued"),
+            sa.func.count().filter(is_queued, ExperimentRow.priority > priority).label("higher"),
+            sa.func.count().filter(is_same).label("same"),
+            sa.func.count().filter(is_same, is_older).label("older"),
+            sa.func.count().filter(is_queued, ExperimentRow.id == id).label("itself"),
         )
-        .where(or_(is_queued, is_driven))
+        .where(sa.or_(is_queued, is_driven))
         .group_by(ExperimentRow.state, ExperimentRow.owner)
     )
 
 
-def _order() -> Subquery:
+def _order() -> sa.Subquery:
     """Return a row for each queued experiment: `id`, its `place` from 1, and `is_newcomer`."""
     by_priority = ExperimentRow.priority.desc()
     by_age = ExperimentRow.created_at, ExperimentRow.id
     running = (
-        select(ExperimentRow.owner, func.count().label("experiments"))
+        sa.select(ExperimentRow.owner, sa.func.count().label("experiments"))
         .where(ExperimentRow.state.in_(DRIVEN))
         .group_by(ExperimentRow.owner)
         .subquery()
     )
-    own_place = func.row_number().over(
+    own_place = sa.func.row_number().over(
         partition_by=ExperimentRow.owner, order_by=[by_priority, *by_age]
     )
     turns = (
-        select(
+        sa.select(
             ExperimentRow.id,
             ExperimentRow.priority,
             ExperimentRow.created_at,
-            (own_place + func.coalesce(running.c.experiments, 0)).label("turn"),
+            (own_place + sa.func.coalesce(running.c.experiments, 0)).label("turn"),
         )
         .outerjoin(running, running.c.owner == ExperimentRow.owner)
         .where(ExperimentRow.state == "queued")
         .subquery()
     )
-    is_newcomer = case((turns.c.turn == 1, 1), else_=0)
+    is_newcomer = sa.case((turns.c.turn == 1, 1), else_=0)
     order = (
         is_newcomer.desc(),
         turns.c.priority.desc(),
@@ -166,26 +155,26 @@ def _order() -> Subquery:
         turns.c.created_at,
         turns.c.id,
     )
-    place = func.row_number().over(order_by=list(order)).label("place")
-    return select(turns.c.id, place, is_newcomer.label("is_newcomer")).subquery()
+    place = sa.func.row_number().over(order_by=list(order)).label("place")
+    return sa.select(turns.c.id, place, is_newcomer.label("is_newcomer")).subquery()
 
 
 # Made once: to put such a query together costs more than to ask it.
 _COUNTS = _count()
 _QUEUE = _order()
-_HEAD = select(_QUEUE.c.id).order_by(_QUEUE.c.place).limit(bindparam("most"))
+_HEAD = sa.select(_QUEUE.c.id).order_by(_QUEUE.c.place).limit(sa.bindparam("most"))
 _NEWCOMERS = (
-    select(_QUEUE.c.id)
+    sa.select(_QUEUE.c.id)
     .where(_QUEUE.c.is_newcomer == 1)
     .order_by(_QUEUE.c.place)
-    .limit(bindparam("most"))
+    .limit(sa.bindparam("most"))
 )
-_BUSY = select(ExperimentRow.owner).where(ExperimentRow.state.in_(sorted(DRIVEN)))
+_BUSY = sa.select(ExperimentRow.owner).where(ExperimentRow.state.in_(sorted(DRIVEN)))
 _ANY_NEWCOMER = (
-    select(ExperimentRow.owner)
+    sa.select(ExperimentRow.owner)
     .where(ExperimentRow.state == "queued", ExperimentRow.owner.not_in(_BUSY))
     .limit(1)
 )
-_PLACES = select(_QUEUE.c.id, _QUEUE.c.place).where(
-    _QUEUE.c.id.in_(bindparam("ids", expanding=True))
+_PLACES = sa.select(_QUEUE.c.id, _QUEUE.c.place).where(
+    _QUEUE.c.id.in_(sa.bindparam("ids", expanding=True))
 )

@@ -12,7 +12,6 @@ from functools import partial
 
 from sqlalchemy import func, or_, select
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session
 
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record import database
@@ -24,10 +23,9 @@ from eigensweep.service.record.leadership import Leadership
 from eigensweep.service.record.posting import check_quotas, make_row
 from eigensweep.service.record.queries import count_states
 from eigensweep.service.record.queue_order import list_newcomers, list_queue
-from eigensweep.service.record.removal import Removal
 from eigensweep.service.record.reopening import Reopening
 from eigensweep.service.record.retention import Retention
-from eigensweep.service.record.rows import Rows, RowSession
+from eigensweep.service.record.rows import RowSession
 from eigensweep.service.record.tables import (
     OPERATOR,
     AttemptRow,
@@ -67,7 +65,7 @@ class Unfinished:
     """Whether its notices say why something of it waits."""
 
 
-class Record(Reopening, Removal, Retention):
+class Record(Reopening, Retention):
     """The record of experiments at a database URL: the queue and the only memory."""
 
     def __init__(self, url: str, webhooks: Sequence[str] = ()) -> None:
@@ -84,7 +82,7 @@ class Record(Reopening, Removal, Retention):
         idempotency_key: str | None = None,
         owner: str = OPERATOR,
         notify: Sequence[str] = (),
-        beside: Callable[[Rows, str], None] | None = None,
+        beside: Callable[[RowSession, str], None] | None = None,
     ) -> tuple[ExperimentRow, bool]:
         """Queue a new experiment, whose spec was checked; return its row, and whether it is new.
 
@@ -111,7 +109,7 @@ class Record(Reopening, Removal, Retention):
         spec: ExperimentSpec,
         experiment: ExperimentRow,
         webhooks: Sequence[str],
-        beside: Callable[[Rows, str], None] | None,
+        beside: Callable[[RowSession, str], None] | None,
         rows: RowSession,
     ) -> tuple[ExperimentRow, bool]:
         earlier = self._find_same_key(rows, experiment)
@@ -147,7 +145,7 @@ class Record(Reopening, Removal, Retention):
         Raises:
             QuotaExceededError: says which quota does not allow them.
         """
-        database.read(self.url, lambda session: check_quotas(session, specs, owner))
+        database.look(self.url, lambda found: check_quotas(RowSession(found), specs, owner))
 
     def list_unfinished(self) -> list[Unfinished]:
         """Return the experiments that have or need a driver and are not queued, oldest first."""
@@ -173,7 +171,7 @@ class Record(Reopening, Removal, Retention):
         return database.read(self.url, lambda session: list_newcomers(session, limit))
 
     @database.transaction
-    def claim(self, session: Session, id: str) -> Claim | None:
+    def claim(self, rows: RowSession, id: str) -> Claim | None:
         """Return the right to drive an experiment, None if it needs no driver.
 
         From now on writes of earlier drivers are refused. A queued experiment becomes `starting`.
@@ -181,8 +179,8 @@ class Record(Reopening, Removal, Retention):
         Raises:
             NotLeadingError: if another service leads; so do `count_death` and `give_up`.
         """
-        self.fence(session)
-        experiment = lock(session, id)
+        self.fence(rows)
+        experiment = lock(rows, id)
         is_left = experiment.state in ENDED and not experiment.tracked
         if experiment.state not in DRIVEN | {"queued"} and not is_left:
             return None  # paused, delivered, or being deleted
@@ -191,12 +189,10 @@ class Record(Reopening, Removal, Retention):
         experiment.wants = None
         experiment.claimed_at = now
         experiment.claimed_steps = sum(
-            count.step
-            for state, count in count_states(session, [id])[id].items()
-            if state != "reused"
+            count.step for state, count in count_states(rows, [id])[id].items() if state != "reused"
         )
         if experiment.state == "queued":
-            move_experiment(session, experiment, "starting")
+            move_experiment(rows, experiment, "starting")
             experiment.started_at = experiment.started_at or now
             experiment.idle_seconds += now - (experiment.left_at or now)
             experiment.left_at = None
@@ -224,15 +220,15 @@ class Record(Reopening, Removal, Retention):
         ]
 
     @database.transaction
-    def count_death(self, session: Session, id: str, trained: int = 0) -> int:
+    def count_death(self, rows: RowSession, id: str, trained: int = 0) -> int:
         """Count the death of a driver; return how many died in a row without progress.
 
         Progress is a rung report or the end of a trial, also of one that was opened again. So is a
         change of `trained`, the steps that unfinished trials have committed, which only the store
         knows.
         """
-        self.fence(session)
-        experiment = lock(session, id)
+        self.fence(rows)
+        experiment = lock(rows, id)
         reports = select(func.count()).where(ReportRow.experiment_id == id)
         taken = ("reused", "invalid")
         untrained = select(func.count()).where(
@@ -243,7 +239,7 @@ class Record(Reopening, Removal, Retention):
             AttemptRow.ended_at.is_not(None),
             AttemptRow.reason.is_(None),
         )
-        counts = (session.scalars(count).one() for count in (reports, untrained, ended))
+        counts = (rows.execute(count).scalar_one() for count in (reports, untrained, ended))
         mark = trained + sum(counts)
         experiment.deaths = 1 if mark != experiment.progress_mark else experiment.deaths + 1
         experiment.progress_mark = mark
@@ -251,25 +247,25 @@ class Record(Reopening, Removal, Retention):
         return experiment.deaths
 
     @database.transaction
-    def hold_delivery(self, session: Session, id: str, why: str) -> None:
+    def hold_delivery(self, rows: RowSession, id: str, why: str) -> None:
         """Say on an experiment that is over why MLflow does not hold it yet; shut its driver out.
 
         A driver that still delivers it ends within seconds, and what it delivered counts. Nothing
         happens to an experiment that is delivered, taken up again or removed by now.
         """
-        experiment = session.get(ExperimentRow, id, with_for_update=True)
+        experiment = rows.get(ExperimentRow, id, lock=True)
         if experiment is None or experiment.state not in ENDED or experiment.tracked:
             return
         experiment.generation += 1
-        record_notices(session, experiment, [Notice("delivery", f"not delivered yet: {why}")])
+        record_notices(rows, experiment, [Notice("delivery", f"not delivered yet: {why}")])
 
     @database.transaction
-    def give_up(self, session: Session, id: str, error: str) -> None:
+    def give_up(self, rows: RowSession, id: str, error: str) -> None:
         """End an experiment as failed; writes of its drivers are refused from now on."""
-        self.fence(session)
-        experiment = lock(session, id)
+        self.fence(rows)
+        experiment = lock(rows, id)
         experiment.generation += 1
-        end_experiment(session, experiment, "failed", error)
+        end_experiment(rows, experiment, "failed", error)
 
     @property
     def waits(self) -> str | None:
@@ -289,11 +285,11 @@ class Record(Reopening, Removal, Retention):
                 f"analyses and reproductions lie with the service that leads, so ask that: {words}"
             )
 
-    def fence(self, session: Session) -> None:
+    def fence(self, rows: RowSession) -> None:
         """Refuse a transaction of a service that leads no more.
 
         Raises:
             NotLeadingError: if another service leads.
         """
         if self.leadership is not None:
-            self.leadership.require(session)
+            self.leadership.require(rows)

@@ -19,7 +19,7 @@ from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import find_code
 from eigensweep.service.record import database
-from eigensweep.service.record.control import Control, lock_row, was_done
+from eigensweep.service.record.control import Control, lock, was_done
 from eigensweep.service.record.errors import NothingToDoError
 from eigensweep.service.record.journal import (
     budget_of,
@@ -50,7 +50,7 @@ class Reopening(Control):
         Raises:
             ExperimentNotFoundError, WrongStateError: as in `Control`.
             NothingToDoError: if none has failed, or it may not go on.
-            QuotaExceededError: if its owner may not have one more that is not over.
+            QuotaExceededError: if its owner may have no further open experiment.
         """
         before = self.row(id)
         was_done(before, "retry")
@@ -61,7 +61,7 @@ class Reopening(Control):
                 f"none is tried again by itself; post it again: eigensweep fork {id}"
             )
         configs = self._configure_all(id, spec, _FAILED)
-        database.write_rows(self.url, partial(_retry, before, spec, configs))
+        database.write(self.url, partial(_retry, before, spec, configs))
 
     def extend(self, id: str, spec: ExperimentSpec) -> None:
         """Queue a finished experiment again, with more to do: trials, points, or budget.
@@ -88,7 +88,7 @@ class Reopening(Control):
         further = _LENGTHENED if is_longer(old, spec) else _CANCELLED
         configs = self._configure_all(id, spec, further)
         why = more or "the rest of the search"
-        database.write_rows(self.url, partial(_extend, before, spec, configs, further, why))
+        database.write(self.url, partial(_extend, before, spec, configs, further, why))
 
     def _configure_all(self, id: str, spec: ExperimentSpec, chosen: Select[Any]) -> dict[int, str]:
         """Return the configurations, as JSON, with which some trials train further.
@@ -109,7 +109,7 @@ def _lock(
     rows: RowSession, before: ExperimentRow, action: Action, spec: ExperimentSpec
 ) -> ExperimentRow:
     """Return the row of an experiment that may be taken up again with a spec."""
-    experiment = lock_row(rows, before.id)
+    experiment = lock(rows, before.id)
     was_done(experiment, action)
     if experiment.edition != before.edition:
         raise NothingToDoError(f"experiment {before.id} was taken up again in the meantime")

@@ -310,7 +310,7 @@ class Reproductions:
         )
 
     def widen(self, found: ReproductionRecord, added: int) -> ReproductionRecord:
-        """Queue what decides its primary claim with so many added seeds.
+        """Queue the experiments of its primary claim with `added` more seeds.
 
         Trained seeds are taken over.
         """

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import ColumnElement, or_, select
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, delete, or_, select
 
 from eigensweep.service.record import database
 from eigensweep.service.record.control import Control, lock
 from eigensweep.service.record.errors import NothingToDoError, WrongStateError
 from eigensweep.service.record.journal import emit
+from eigensweep.service.record.rows import RowSession
 from eigensweep.service.record.tables import ExperimentRow, JobRow, TrialRow
 from eigensweep.workers.shared.checkpoints import Store, trial_key
 from eigensweep.workers.shared.states import ENDED, OPEN_TRIALS
@@ -49,7 +49,7 @@ class Retention(Control):
     """The part of the record that decides which checkpoints are kept."""
 
     @database.transaction
-    def prune(self, session: Session, id: str, keep: Keep) -> None:
+    def prune(self, rows: RowSession, id: str, keep: Keep) -> None:
         """Have checkpoints of a finished experiment removed, except those that `keep` names.
 
         Raises:
@@ -57,18 +57,18 @@ class Retention(Control):
             WrongStateError: if it is not over.
             NothingToDoError: if MLflow has not got all of it yet.
         """
-        experiment = lock(session, id)
+        experiment = lock(rows, id)
         self.check_prunable(experiment)
-        job = session.get(JobRow, ("pruning", id))
+        job = rows.get(JobRow, ("pruning", id))
         if job is None:
             now = time.time()
             job = JobRow(kind="pruning", key=id, experiment_id=id, owner=experiment.owner)
             job.created_at, job.due_at = now, now
-            session.add(job)
+            rows.add(job)
         asked: Keep | None = job.request["keep"] if job.request else None
         job.request = {"keep": stricter(keep, asked)}
         experiment.kept = stricter(keep, experiment.kept)
-        emit(session, experiment, "experiment.pruned", reason=keep)
+        emit(rows, experiment, "experiment.pruned", reason=keep)
 
     @staticmethod
     def check_prunable(experiment: ExperimentRow, ended_before: float | None = None) -> None:
@@ -152,15 +152,16 @@ class Retention(Control):
         )
 
     @database.transaction
-    def set_pruned(self, session: Session, id: str, keep: Keep) -> None:
+    def set_pruned(self, rows: RowSession, id: str, keep: Keep) -> None:
         """Record that nothing is left to be removed by a rule.
 
         Raises:
             NotLeadingError: if another service leads.
         """
-        self.fence(session)
-        experiment = session.get(ExperimentRow, id, with_for_update=True)
-        job = session.get(JobRow, ("pruning", id))
+        self.fence(rows)
+        experiment = rows.get(ExperimentRow, id, lock=True)
+        job = rows.get(JobRow, ("pruning", id))
         if experiment is not None and job is not None and job.request["keep"] == keep:
-            session.delete(job)
+            done = JobRow.kind == "pruning", JobRow.key == id
+            rows.execute(delete(JobRow).where(*done))
             experiment.pruned_at = time.time()

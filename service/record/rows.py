@@ -1,10 +1,10 @@
 """A few rows, read and written in one transaction with little work around each statement.
 
-A driver writes three times for each trial, some rows at a time, and a post writes once. With a
-`Session` most of the time goes into the ORM, and then into what SQLAlchemy does around each
-statement. `RowSession` has the few methods of one that the shared steps in
-[journal.py](journal.py) call. SQLAlchemy writes each statement once; then it goes straight to the
-database's driver, inside SQLAlchemy's transaction. Runs in drivers and in the service's process.
+All that is written to the record is written so. A driver writes three times for each trial, some
+rows at a time, and a post writes once. With SQLAlchemy's `Session`, which reads, most of the time
+would go into the ORM, and then into what SQLAlchemy does around each statement. Here SQLAlchemy
+writes each statement once; then it goes straight to the database's driver, inside SQLAlchemy's
+transaction. Runs in drivers and in the service's process.
 """
 
 from __future__ import annotations
@@ -12,19 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from types import SimpleNamespace
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
-from sqlalchemy import (
-    Connection,
-    Dialect,
-    Executable,
-    Result,
-    Table,
-    bindparam,
-    insert,
-    select,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.sql import ClauseElement
@@ -35,26 +25,10 @@ T = TypeVar("T")
 Convert = Callable[[Any], Any]
 
 
-class Rows(Protocol):
-    """What the shared steps need of a `Session`, or of a `RowSession`."""
-
-    def get(self, entity: type[T], ident: Any) -> T | None:
-        """Return the row with a primary key, None if there is none."""
-
-    def get_one(self, entity: type[T], ident: Any) -> T:
-        """Return the row with a primary key, which must be there."""
-
-    def add(self, instance: object) -> None:
-        """Insert a new row, at the end of the transaction at the latest."""
-
-    def execute(self, statement: Executable, params: Any = None, /) -> Result[Any]:
-        """Execute a statement; return the rows of its answer."""
-
-
 class RowSession:
     """The rows of one transaction; what was changed in them is written by `flush`."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: sa.Connection) -> None:
         self._connection = connection
         self._rows: dict[tuple[type, Any], SimpleNamespace | None] = {}
         self._read: dict[tuple[type, Any], dict[str, object]] = {}
@@ -104,7 +78,9 @@ class RowSession:
         """Insert a new row when `flush` is called; then the object has its columns' defaults."""
         self._new.append(instance)
 
-    def execute(self, statement: Executable, params: Any = None, /) -> Result[Any]:
+    def execute(
+        self, statement: sa.Executable, params: Any = None, /
+    ) -> sa.Result[*tuple[Any, ...]]:
         """Execute a statement, which does not see what `flush` has still to write."""
         return self._connection.execute(statement, params)
 
@@ -116,7 +92,9 @@ class RowSession:
             if changed:
                 statement = _update(_table(entity), tuple(changed))
                 self._write(statement, _name_key(key) | _name_new(changed))
-        for instance in self._new:
+                before.update(changed)
+        new, self._new = self._new, []
+        for instance in new:
             table, given = _table(type(instance)), vars(instance)
             values = _find_defaults(table) | {
                 name: value for name, value in given.items() if not name.startswith("_")
@@ -129,7 +107,7 @@ class RowSession:
 
 
 def read_first(
-    connection: Connection, statement: ClauseElement, values: Mapping[str, Any]
+    connection: sa.Connection, statement: ClauseElement, values: Mapping[str, Any]
 ) -> dict[str, Any] | None:
     """Return the first row of a query by the names of its columns, None if there is none.
 
@@ -139,14 +117,14 @@ def read_first(
 
 
 def read_all(
-    connection: Connection, statement: ClauseElement, values: Mapping[str, Any]
+    connection: sa.Connection, statement: ClauseElement, values: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """Return all rows of a query in the same way; it should find few."""
     return _fetch(connection, statement, values, None)
 
 
 def _fetch(
-    connection: Connection, statement: ClauseElement, values: Mapping[str, Any], most: int | None
+    connection: sa.Connection, statement: ClauseElement, values: Mapping[str, Any], most: int | None
 ) -> list[dict[str, Any]]:
     prepared = _prepare(statement, connection.dialect)
     cursor = _execute(connection, prepared, values)
@@ -159,7 +137,7 @@ def _fetch(
 class _Prepared:
     """A statement in the words of a database, and how values go in and come out."""
 
-    def __init__(self, statement: ClauseElement, dialect: Dialect) -> None:
+    def __init__(self, statement: ClauseElement, dialect: sa.Dialect) -> None:
         compiled: Any = statement.compile(dialect=dialect)
         self.text: str = compiled.string
         self._dialect = dialect
@@ -216,17 +194,17 @@ def _remember(convert: Convert) -> Convert:
     return convert_anew
 
 
-def _own(kind: TypeEngine[Any], dialect: Dialect) -> TypeEngine[Any]:
+def _own(kind: TypeEngine[Any], dialect: sa.Dialect) -> TypeEngine[Any]:
     """Return a type as this database has it."""
     return kind.dialect_impl(dialect)
 
 
 @lru_cache(maxsize=256)
-def _prepare(statement: ClauseElement, dialect: Dialect) -> _Prepared:
+def _prepare(statement: ClauseElement, dialect: sa.Dialect) -> _Prepared:
     return _Prepared(statement, dialect)
 
 
-def execute(connection: Connection, statement: ClauseElement) -> None:
+def execute(connection: sa.Connection, statement: ClauseElement) -> None:
     """Execute a constant statement that answers nothing.
 
     Raises:
@@ -235,7 +213,7 @@ def execute(connection: Connection, statement: ClauseElement) -> None:
     _execute(connection, _prepare(statement, connection.dialect), {}).close()
 
 
-def _execute(connection: Connection, prepared: _Prepared, values: Mapping[str, Any]) -> Any:
+def _execute(connection: sa.Connection, prepared: _Prepared, values: Mapping[str, Any]) -> Any:
     """Execute a statement in the connection's transaction; return the driver's cursor.
 
     Raises:
@@ -265,18 +243,18 @@ def _name_new(values: Mapping[str, Any]) -> dict[str, object]:
     return {f"new_{name}": value for name, value in values.items()}
 
 
-def _table(entity: type) -> Table:
-    return cast(Table, cast(type[DeclarativeBase], entity).__table__)
+def _table(entity: type) -> sa.Table:
+    return cast(sa.Table, cast(type[DeclarativeBase], entity).__table__)
 
 
-def _is_named(table: Table) -> list[Any]:
+def _is_named(table: sa.Table) -> list[Any]:
     """Return the conditions that choose the row of a primary key."""
     columns = [table.c[column.name] for column in table.primary_key]
-    return [column == bindparam(f"key_{place}") for place, column in enumerate(columns)]
+    return [column == sa.bindparam(f"key_{place}") for place, column in enumerate(columns)]
 
 
 @lru_cache
-def _find_defaults(table: Table) -> dict[str, object]:
+def _find_defaults(table: sa.Table) -> dict[str, object]:
     """Return what columns hold where nothing is said."""
     defaults: dict[str, Any] = {column.key: column.default for column in table.columns}
     return {
@@ -284,21 +262,21 @@ def _find_defaults(table: Table) -> dict[str, object]:
     }
 
 
-def _bind(table: Table, names: tuple[str, ...]) -> dict[str, object]:
-    return {name: bindparam(f"new_{name}", type_=table.c[name].type) for name in names}
+def _bind(table: sa.Table, names: tuple[str, ...]) -> dict[str, object]:
+    return {name: sa.bindparam(f"new_{name}", type_=table.c[name].type) for name in names}
 
 
 @lru_cache
-def _select(table: Table, lock: bool) -> ClauseElement:
-    chosen = select(table).where(*_is_named(table))
+def _select(table: sa.Table, lock: bool) -> ClauseElement:
+    chosen = sa.select(table).where(*_is_named(table))
     return chosen.with_for_update() if lock else chosen
 
 
 @lru_cache
-def _update(table: Table, names: tuple[str, ...]) -> ClauseElement:
-    return update(table).where(*_is_named(table)).values(_bind(table, names))
+def _update(table: sa.Table, names: tuple[str, ...]) -> ClauseElement:
+    return sa.update(table).where(*_is_named(table)).values(_bind(table, names))
 
 
 @lru_cache
-def _insert(table: Table, names: tuple[str, ...]) -> ClauseElement:
-    return insert(table).inline().values(_bind(table, names))
+def _insert(table: sa.Table, names: tuple[str, ...]) -> ClauseElement:
+    return sa.insert(table).inline().values(_bind(table, names))

@@ -11,10 +11,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from sqlalchemy import func, select
-from sqlalchemy.orm import Session, defer
+from sqlalchemy import func, select, update
+from sqlalchemy.orm import Session
 
 from eigensweep.service.record import database
+from eigensweep.service.record.rows import RowSession
 from eigensweep.service.record.tables import ExperimentRow, TrialRow
 from eigensweep.workers.shared.fair_shares import Allotment, Claimant, Demand, allot, share_out
 from eigensweep.workers.shared.states import PHASES
@@ -53,13 +54,13 @@ class Shares:
             database.write(self._url, partial(_put, changed))
 
 
-def record_demand(session: Session, experiment: ExperimentRow, demand: Demand) -> None:
+def record_demand(rows: RowSession, experiment: ExperimentRow, demand: Demand) -> None:
     """Record what an experiment wants; what it may have stays, and is computed if it is missing."""
     known = (experiment.wants or {}).get(ALLOTMENT)
     experiment.wants = {**demand.to_dict(), ALLOTMENT: known}
     if known is None:
-        session.flush()
-        found = allot([claimant for claimant, _ in _read(session)]).get(experiment.id)
+        rows.flush()
+        found = allot([claimant for claimant, _ in _read(rows)]).get(experiment.id)
         if found is not None:
             experiment.wants = {**demand.to_dict(), ALLOTMENT: found.to_dict()}
 
@@ -70,7 +71,7 @@ def read_allotment(wants: dict[str, object] | None) -> Allotment | None:
     return Allotment.from_dict(known) if isinstance(known, dict) else None
 
 
-def _read(session: Session) -> list[tuple[Claimant, Allotment | None]]:
+def _read(session: Session | RowSession) -> list[tuple[Claimant, Allotment | None]]:
     """Return the experiments whose trials run or may run, with what is known of each share."""
     running = (
         select(func.count())
@@ -95,14 +96,10 @@ def _read(session: Session) -> list[tuple[Claimant, Allotment | None]]:
     ]
 
 
-def _put(changed: dict[str, dict[str, object]], session: Session) -> None:
-    rows = (
-        select(ExperimentRow)
-        .where(ExperimentRow.id.in_(changed))
-        .options(defer(ExperimentRow.spec))
-        .order_by(ExperimentRow.id)
-        .with_for_update()
-    )
-    for row in session.scalars(rows):
-        if row.wants is not None:  # it was paused meanwhile, or its driver has died
-            row.wants = {**row.wants, ALLOTMENT: changed[row.id]}
+def _put(changed: dict[str, dict[str, object]], rows: RowSession) -> None:
+    # One that was paused meanwhile, or whose driver has died, wants nothing.
+    wanted = ExperimentRow.id.in_(changed), ExperimentRow.wants.is_not(None)
+    found = select(ExperimentRow.id, ExperimentRow.wants).where(*wanted)
+    for id, wants in rows.execute(found.order_by(ExperimentRow.id).with_for_update()).all():
+        told = {**wants, ALLOTMENT: changed[id]}
+        rows.execute(update(ExperimentRow).where(ExperimentRow.id == id).values(wants=told))

@@ -12,11 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy.orm import Session
-
 from eigensweep.service.record import database
 from eigensweep.service.record.analyses import AnalysisRecord
 from eigensweep.service.record.reproductions import ReproductionRecord
+from eigensweep.service.record.rows import RowSession
 from eigensweep.service.record.tables import JobRow
 
 logger = logging.getLogger(__name__)
@@ -42,9 +41,9 @@ def take_over(url: str, home: Path) -> None:
                 path.with_name("request.json").unlink(missing_ok=True)
 
 
-def _add_if_new(job: JobRow, session: Session) -> None:
-    if session.get(JobRow, (job.kind, job.key)) is None:
-        session.merge(job)
+def _add_if_new(job: JobRow, rows: RowSession) -> None:
+    if rows.get(JobRow, (job.kind, job.key)) is None:
+        rows.add(job)
 
 
 def _read_analysis(folder: Path, state: dict[str, Any]) -> JobRow:

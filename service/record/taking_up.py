@@ -8,23 +8,24 @@ that they are not trained again. Runs in the service's process.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 from sqlalchemy import select
-from sqlalchemy.orm import Session
 
 from eigensweep.reports.messages import KeptExperiment, KeptTrial, Results
 from eigensweep.reports.results import join_blocks
 from eigensweep.results.ranking import RANKED, cost
+from eigensweep.results.seeds import split_seeds, summarise
+from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record import database
 from eigensweep.service.record.journal import budget_of, replace_non_finite
 from eigensweep.service.record.posting import make_row
+from eigensweep.service.record.rows import RowSession
 from eigensweep.service.record.tables import ExperimentRow, TrialRow
 from eigensweep.workers.shared.checkpoints import Store, replicate_key, trial_key
-from eigensweep.workers.shared.messages import Result
-from eigensweep.workers.shared.results import split_seeds, summarise
 from eigensweep.workers.shared.thinning import thin_out
 
 TAKEN: tuple[str, ...] = ("completed", "reused", "diverged")
@@ -32,7 +33,7 @@ TAKEN: tuple[str, ...] = ("completed", "reused", "diverged")
 
 
 def take_up(url: str, results: Results, storage: str) -> None:
-    """Record the experiments of a file of results, but for those taken up before.
+    """Record the experiments of a file of results, except those that were taken up before.
 
     Raises:
         StorageError: if the curves cannot be written to the store.
@@ -57,13 +58,12 @@ def _take_up(
     rows = [_make_trial(results, each, row) for each in trials]
     for trial in trials:
         _write_curves(storage, row.id, trial)
-    database.write(url, partial(_add, row, rows))
+    database.write(url, partial(_add, [row, *rows]))
 
 
-def _add(row: ExperimentRow, trials: list[TrialRow], session: Session) -> None:
-    session.add(row)
-    session.flush()
-    session.add_all(trials)
+def _add(new: Sequence[object], rows: RowSession) -> None:
+    for each in new:
+        rows.add(each)
 
 
 def _make_row(results: Results, experiment: KeptExperiment, total: int) -> ExperimentRow:

@@ -14,7 +14,7 @@ from sqlalchemy import func, select
 
 from eigensweep.search_spaces.lanes import count_members
 from eigensweep.service.record import database
-from eigensweep.service.record.rows import Rows
+from eigensweep.service.record.rows import RowSession
 from eigensweep.service.record.tables import AttemptRow, ExperimentRow, TrialRow
 from eigensweep.workers.shared.messages import SpecJson
 
@@ -57,12 +57,12 @@ def devices_of(spec: SpecJson, lanes: int | None = None) -> Devices:
     return Devices(float(cpus) / members, float(gpus) / members)
 
 
-def count_use(session: Rows, trial: TrialRow, attempt: AttemptRow) -> None:
+def count_use(rows: RowSession, trial: TrialRow, attempt: AttemptRow) -> None:
     """Add the time since this attempt was counted last to its trial and its experiment."""
     now = time.time()
     seconds = max(0.0, now - (attempt.counted_at or attempt.started_at))
     attempt.counted_at = now
-    experiment = session.get_one(ExperimentRow, trial.experiment_id)
+    experiment = rows.get_one(ExperimentRow, trial.experiment_id)
     devices = devices_of(experiment.spec, (attempt.place or {}).get("lanes"))
     for row in (trial, experiment):
         row.trial_seconds += seconds

@@ -31,6 +31,7 @@ from typing import Any
 import psutil
 import pytest
 import yaml
+from helpers.charts import LOADER
 from helpers.networks import Network, can_make_networks, make_network
 from helpers.waiting import wait_until
 
@@ -70,7 +71,7 @@ def read(**variables: str) -> dict[str, Any]:
 
 def parse(text: str) -> dict[str, Any]:
     """Return the content of a Compose file; no part of it is shared with another one."""
-    content: dict[str, Any] = json.loads(json.dumps(yaml.safe_load(text)))
+    content: dict[str, Any] = json.loads(json.dumps(yaml.load(text, LOADER)))
     for service in content["services"].values():
         given = service.get("environment", {})
         # Compose hands on what has no value here, where the person's own file has one: keys.

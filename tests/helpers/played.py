@@ -7,11 +7,12 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
+from eigensweep.results.seeds import summarise
+from eigensweep.results.trial_result import ParameterCount, ReplicateResult
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.curves import CurvePoint
-from eigensweep.workers.shared.messages import ParameterCount, Place, ReplicateResult
-from eigensweep.workers.shared.results import summarise
+from eigensweep.workers.shared.messages import Place
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>'\"&"
 """A name or a message that would run, were it not escaped."""

@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.open_jobs import has_open
 
 from eigensweep.analyses.__main__ import main as make_analysis
 from eigensweep.reports.__main__ import main as make_report
 from eigensweep.results import figures
+from eigensweep.results.seeds import summarise
+from eigensweep.results.trial_result import ReplicateResult
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.queue.analyses import AnalysisHandler
 from eigensweep.service.queue.jobs import JobRunner
@@ -18,8 +21,6 @@ from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.curves import CurvePoint
-from eigensweep.workers.shared.messages import ReplicateResult
-from eigensweep.workers.shared.results import summarise
 
 NAME = "nnrnn/figure-5b"
 """A suite with one experiment and no analysis."""
@@ -53,7 +54,7 @@ class Reproducer:
     def tick(self) -> bool:
         """Take each further; return whether any is still open."""
         self.runner.tick(self.reports)
-        return self.runner.jobs.has_open("reproduction")
+        return has_open(self.runner.jobs, "reproduction")
 
     def make_analyses(self) -> None:
         """Make the analyses that were asked for."""

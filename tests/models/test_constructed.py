@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from eigensweep import train
 from eigensweep.models import MODELS
 from eigensweep.models.stack import Stack
 from eigensweep.tasks import TASKS
-from eigensweep.workers import train
 
 
 def task_of(name, **fields):

@@ -15,6 +15,8 @@ from starlette.testclient import TestClient
 
 from eigensweep.reports.book import make_page
 from eigensweep.reports.results import name_file
+from eigensweep.results.seeds import summarise
+from eigensweep.results.trial_result import ReplicateResult
 from eigensweep.search_spaces.reproductions import load_suite
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.app import create_app
@@ -22,8 +24,6 @@ from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.curves import CurvePoint
-from eigensweep.workers.shared.messages import ReplicateResult
-from eigensweep.workers.shared.results import summarise
 
 FIRST = 10
 """Seeds of the suite."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.open_jobs import has_open
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
@@ -19,19 +20,18 @@ from eigensweep.analyses import ANALYSES
 from eigensweep.analyses.__main__ import main as carry_out
 from eigensweep.analyses.base import ExperimentSubject, TrialSubject
 from eigensweep.analyses.messages import Outcome
+from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.app import create_app
 from eigensweep.service.client import Client
 from eigensweep.service.command.cli import app as command_line
 from eigensweep.service.queue.analyses import AnalysisHandler
-from eigensweep.service.queue.children import StoppedError
-from eigensweep.service.queue.jobs import JobRunner
+from eigensweep.service.queue.jobs import JobRunner, StoppedError
 from eigensweep.service.record.analyses import Analyses, AnalysisSpec
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.settings import Settings
 from eigensweep.workers.shared.checkpoints import Store
-from eigensweep.workers.shared.messages import Result
 
 SMALL = {"name": "transient_norms", "options": {"size": 6, "steps": 8, "vectors": 4, "beta": 0}}
 
@@ -106,7 +106,7 @@ class Runner:
     def tick(self) -> bool:
         """Carry out what is queued; return whether any is left."""
         self.jobs.tick(self.handler)
-        return self.jobs.jobs.has_open("analysis")
+        return has_open(self.jobs.jobs, "analysis")
 
 
 @pytest.fixture

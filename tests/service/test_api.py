@@ -18,6 +18,7 @@ from starlette.testclient import TestClient
 from waiting import wait_until
 
 from eigensweep.models import MODELS
+from eigensweep.results.trial_result import ParameterCount, ReplicateResult, Result
 from eigensweep.search_spaces.memory import MemoryEstimate, estimate_arms
 from eigensweep.search_spaces.presets import preset_names
 from eigensweep.search_spaces.space import Space
@@ -25,8 +26,7 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service import store_probe
 from eigensweep.service.api.app import create_app
 from eigensweep.service.api.callers import Caller
-from eigensweep.service.api.comparison import Comparison
-from eigensweep.service.api.effort import Effort
+from eigensweep.service.api.comparison import Comparison, Effort
 from eigensweep.service.api.limits import BodyLimits
 from eigensweep.service.api.paging import encode
 from eigensweep.service.api.routes import experiments
@@ -46,13 +46,7 @@ from eigensweep.tasks import TASKS
 from eigensweep.workers.lanes.shares import Capacity
 from eigensweep.workers.shared import disk_space
 from eigensweep.workers.shared.durable_files import StoreAwayError
-from eigensweep.workers.shared.messages import (
-    Notice,
-    ParameterCount,
-    Place,
-    ReplicateResult,
-    Result,
-)
+from eigensweep.workers.shared.messages import Notice, Place
 from eigensweep.workers.shared.states import ACTIONS
 
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1}
@@ -514,17 +508,17 @@ class TestReading:
         )
         client = TestClient(app)
         ledger = post_and_claim(client, record, spec())
-        ledger.set_run(None, "parent", "7")
+        ledger.set_run("parent", "7")
         for number, value in enumerate((0.5, 0.3)):
             ledger.open(number, "scornn", {"optimizer.lr": value}, CONFIG, f"h{number}")
             attempt = ledger.begin(number)
             ledger.report(number, attempt, 50, {"valid/cross_entropy": value}, PLACE)
-            ledger.set_run(number, f"run{number}", "7")
+            ledger.set_delivered({number: f"run{number}"}, "7", [])
             result = Result(
-                by_replicate=[
+                by_replicate=tuple(
                     ReplicateResult(seed=seed, value=value, test={"cross_entropy": seed * value})
                     for seed in (1, 2, 3)
-                ],
+                ),
                 value=value,
                 step=100,
                 best_step=90,

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import s3
+from helpers.schema_of_0_2 import make_schema_of_0_2
 from helpers.waiting import PATIENCE, wait_until
 from orders import make_order
 from sqlalchemy import text
@@ -74,8 +75,9 @@ def settings(tmp_path: Path) -> Settings:
     return made
 
 
-def post(settings: Settings) -> str:
-    return Record(settings.database).add(ExperimentSpec.model_validate(CONTENT))[0].id
+def post(settings: Settings, steps: int = STEPS) -> str:
+    content = CONTENT | {"training": CONTENT["training"] | {"steps": steps}}
+    return Record(settings.database).add(ExperimentSpec.model_validate(content))[0].id
 
 
 def drive(settings: Settings, id: str, at_rung: Callable[[], None] = lambda: None) -> None:
@@ -99,7 +101,7 @@ def drive(settings: Settings, id: str, at_rung: Callable[[], None] = lambda: Non
             number=number,
             attempt=attempt,
             config=body,
-            rungs=tuple(range(10, STEPS + 1, 10)),
+            rungs=tuple(range(10, (config.training.steps or 0) + 1, 10)),
             reported=known[number].reached if number in known else 0,
             storage=settings.storage_folder,
         )
@@ -145,16 +147,21 @@ class TestWhileItRuns:
             home.rename(settings.home)
             (settings.home / "eigensweep.db").unlink()
             migrate(settings.database)
-        kinds = iter([True, not outer, True])
-        self.check_copies(settings, tmp_path, lambda name: place(name, next(kinds)))
+        kinds = [True, not outer]
+        self.check_copies(settings, tmp_path, lambda name: place(name, kinds.pop(0)), 2, 40)
 
     def check_copies(
-        self, settings: Settings, tmp_path: Path, place: Callable[[str], Settings]
+        self,
+        settings: Settings,
+        tmp_path: Path,
+        place: Callable[[str], Settings],
+        copies: int = 3,
+        steps: int = STEPS,
     ) -> None:
-        id, rungs, files = post(settings), threading.Semaphore(0), []
+        id, rungs, files = post(settings, steps), threading.Semaphore(0), []
         driver = threading.Thread(target=drive, args=(settings, id, rungs.release))
         driver.start()
-        for number in range(3):
+        for number in range(copies):
             for _ in range(1 + 6 * number):
                 assert rungs.acquire(timeout=PATIENCE)
             files.append(tmp_path / f"{number}.tar.gz")
@@ -259,7 +266,8 @@ class TestRefusals:
         self, settings, tmp_path, bare_postgresql_url
     ):
         elsewhere = settings.model_copy(update={"database_url": bare_postgresql_url})
-        migrate(bare_postgresql_url, "0023")
+        with database.engine(bare_postgresql_url).begin() as connection:
+            make_schema_of_0_2(connection)
         with pytest.raises(BackupError, match=r"has schema 0023, .* of the version that the"):
             back_up(elsewhere, tmp_path / "b.tar.gz")
 
@@ -309,7 +317,7 @@ class TestRefusals:
             ("member", "contradicts 1 file, such as"),
             ("missing", "contradicts 1 file, such as"),
             ("newer schema", "which is newer than this one"),
-            ("older schema", "restore it with Eigensweep 0.2"),
+            ("older schema", "restore it with Eigensweep 0.2, start it once with the last"),
             ("newer form", "reads the forms up to 2"),
             ("above", "holds '../x'"),
             ("absolute", "holds '/x'"),

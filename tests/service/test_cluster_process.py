@@ -24,6 +24,7 @@ from eigensweep.workers.shared.deaths import Death
 from eigensweep.workers.shared.messages import DriverOptions
 
 OPTIONS = DriverOptions(storage="/s")
+HELPERS = Path(__file__).parents[1] / "helpers"
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ def cluster(away: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ClusterProc
 
 def make(away: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> ClusterProcess:
     monkeypatch.setattr(cluster_process, "PROGRAM", "played_ray")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(HELPERS))
     drivers: Any = PlayedDrivers()
     return ClusterProcess({"away": str(away), **settings}, mark="", drivers=drivers)
 

@@ -34,7 +34,7 @@ from eigensweep.service.settings import Settings
 from eigensweep.tasks import cifar, corpora
 from eigensweep.tasks.corpora import FileGroup, KnownCorpus
 from eigensweep.tasks.corpus import Corpus, CorpusMissingError, Form, unpack
-from eigensweep.workers import StorageError
+from eigensweep.workers.shared.durable_files import StorageError
 
 pytestmark = pytest.mark.usefixtures("_no_environment")
 

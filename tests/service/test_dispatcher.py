@@ -110,12 +110,12 @@ class TestDispatcher:
         dispatcher.tick()
         assert ids(launcher) == [*anna[:2], urgent, last], "cleo's has a lower priority"
         launcher.launched[0].ledger.end("completed")
-        launcher.launched[0].ledger.set_tracked(None)
+        launcher.launched[0].ledger.set_tracked()
         dispatcher.tick()
         assert ids(launcher)[4:] == [others[1]], "anna has one that runs, cleo has none"
         for driver in launcher.launched[2:]:
             driver.ledger.end("completed")
-            driver.ledger.set_tracked(None)
+            driver.ledger.set_tracked()
         dispatcher.tick()
         assert ids(launcher)[5:] == [others[0]]
 
@@ -280,7 +280,7 @@ class TestDispatcher:
         dispatcher.tick()
         dispatcher.tick()
         assert ids(launcher) == [id, id]
-        launcher.launched[1].ledger.set_tracked(None)
+        launcher.launched[1].ledger.set_tracked()
         launcher.launched[1].now = "ended"
         for _ in range(3):
             dispatcher.tick()
@@ -335,7 +335,7 @@ class TestDeliveries:
             try:
                 driver.ledger.end("completed")
                 if delivers:
-                    driver.ledger.set_tracked(None)
+                    driver.ledger.set_tracked()
                     driver.now = "ended"
             except StaleWriteError:
                 driver.now = "ended"
@@ -450,7 +450,7 @@ class TestTrouble:
         dispatcher.tick()
         monkeypatch.setattr(launcher.launched[0], "state", fail)
         launcher.launched[1].ledger.end("completed")
-        launcher.launched[1].ledger.set_tracked(None)
+        launcher.launched[1].ledger.set_tracked()
         for _ in range(20):
             clock.seconds += 0.5
             dispatcher.tick()

@@ -159,7 +159,7 @@ class TestStores:
     @pytest.mark.parametrize(
         ("version", "state", "advice"),
         [
-            ("0022", "problem", "start it once with Eigensweep 0.2"),
+            ("0022", "problem", "start it once with the last Eigensweep 0.2 (commit f9ac8f7)"),
             ("9999", "problem", "install the newer version"),
         ],
     )

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from engines import Clock
 
+from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record import shares as shares_module
 from eigensweep.service.record.ledger import RecordLedger
@@ -17,7 +18,7 @@ from eigensweep.workers.driver import experiment as module
 from eigensweep.workers.driver.experiment import ExperimentDriver
 from eigensweep.workers.driver.fair_share import LOOK_SECONDS
 from eigensweep.workers.shared.fair_shares import Allotment, Demand, share_out
-from eigensweep.workers.shared.messages import DriverOptions, Result
+from eigensweep.workers.shared.messages import DriverOptions
 from eigensweep.workers.shared.states import OUTCOMES
 
 SLOTS, TICKS = 4, 3
@@ -97,8 +98,8 @@ class Cluster:
 @pytest.fixture
 def cluster(record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     clock = Clock()
-    monkeypatch.setattr(module, "count_slots", lambda share: SLOTS)
-    monkeypatch.setattr(module, "find_parts", lambda share: {"CPU": 1 / SLOTS})
+    monkeypatch.setattr(module.capacity, "count_slots", lambda share: SLOTS)
+    monkeypatch.setattr(module.capacity, "find_parts", lambda share: {"CPU": 1 / SLOTS})
     stopped = SimpleNamespace(monotonic=clock, time=clock)
     monkeypatch.setattr(module, "time", stopped)
     return Cluster(record, tmp_path, clock)

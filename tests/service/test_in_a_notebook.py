@@ -13,6 +13,7 @@ from helpers.played import seed_result
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
+from eigensweep.results.seeds import summarise
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.client import Client, Experiment, InputError, RefusedError
@@ -23,7 +24,6 @@ from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Settings
 from eigensweep.workers.shared.checkpoints import Store, trial_key
 from eigensweep.workers.shared.curves import CurvePoint
-from eigensweep.workers.shared.results import summarise
 
 SPEC: dict[str, Any] = {
     "name": "two arms",

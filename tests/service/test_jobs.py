@@ -10,10 +10,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from helpers.open_jobs import has_open
 from waiting import wait_until
 
-from eigensweep.service.queue.children import ChildRunner, StoppedError
-from eigensweep.service.queue.jobs import Handler, JobRunner, NeverError, NotDoneError
+from eigensweep.service.queue.jobs import (
+    ChildRunner,
+    Handler,
+    JobRunner,
+    NeverError,
+    NotDoneError,
+    StoppedError,
+)
 from eigensweep.service.record.analyses import Analyses
 from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.record import Record
@@ -86,7 +93,7 @@ class TestRunner:
             jobs.put(make("webhook", key, due_at))
         JobRunner(jobs, [handler], clock=lambda: 10.0).tick(handler)
         assert handler.done == ["c", "b", "a"]
-        assert jobs.has_open("webhook"), "one is due later"
+        assert has_open(jobs, "webhook"), "one is due later"
 
     def test_pauses_grow_to_their_longest_and_a_restart_keeps_them(self, jobs):
         now, handler = [0.0], Webhooks(jobs)
@@ -95,7 +102,7 @@ class TestRunner:
         pauses = []
         for _ in range(4):
             JobRunner(jobs, [handler], clock=lambda: now[0]).tick(handler)
-            assert jobs.has_open("webhook")
+            assert has_open(jobs, "webhook")
             (job,) = jobs.list("webhook")
             pauses.append(job.due_at - now[0])
             now[0] = job.due_at
@@ -107,7 +114,7 @@ class TestRunner:
         handler.problem = problem
         jobs.put(make("analysis"))
         JobRunner(jobs, [handler]).tick(handler)
-        assert not jobs.has_open(handler.kind)
+        assert not has_open(jobs, handler.kind)
         (job,) = jobs.list("analysis")
         assert (job.state, job.due_at, job.tries) == ("failed", None, 1)
         assert str(problem) in job.error
@@ -117,7 +124,7 @@ class TestRunner:
         handler.problem = StoppedError()
         jobs.put(make("webhook"))
         JobRunner(jobs, [handler]).tick(handler)
-        assert jobs.has_open(handler.kind)
+        assert has_open(jobs, handler.kind)
         (job,) = jobs.list_due("webhook", 1.0)
         assert (job.state, job.tries) == ("queued", 0)
 

@@ -73,7 +73,7 @@ class TestTakenUpAgain:
             claim = record.claim(id)
             ledger = RecordLedger(record.url, id, claim.generation)
             ledger.end("completed")
-            ledger.set_tracked(None)
+            ledger.set_tracked()
             return id
 
         return add

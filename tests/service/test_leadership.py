@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import Any, ClassVar
 
 import pytest
+from helpers.open_jobs import has_open
 from sqlalchemy import text
 from waiting import wait_until
 
@@ -265,7 +266,7 @@ class TestTwoServices:
             with pytest.raises(NotLeadingError):
                 end()
         assert record.row(ids[0]).state == "deleting"
-        assert Jobs(each_url).has_open("pruning")
+        assert has_open(Jobs(each_url), "pruning")
 
     def test_a_thread_of_jobs_ends_with_the_lead(self, lead, each_url, caplog):
         record = Record(each_url)

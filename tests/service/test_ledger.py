@@ -9,21 +9,23 @@ import threading
 from typing import Any
 
 import pytest
+from helpers.open_jobs import has_open
 from sqlalchemy import Connection, event
 from sqlalchemy.exc import OperationalError
-from sqlalchemy.orm import Session
 from test_ledger_contract import CONFIG, PLACE, RESULT, post_and_claim
 from waiting import PATIENCE, wait_until
 
+from eigensweep.results.trial_result import ReplicateResult, Result, Source
 from eigensweep.service.record import database
 from eigensweep.service.record.errors import WrongStateError
 from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
+from eigensweep.service.record.rows import RowSession
 from eigensweep.service.record.tables import TrialRow
 from eigensweep.workers.shared.ledger import StaleWriteError
-from eigensweep.workers.shared.messages import Notice, ReplicateResult, Result, Source
+from eigensweep.workers.shared.messages import Notice
 
 
 class TestRecordLedger:
@@ -60,7 +62,7 @@ class TestRecordLedger:
         away = Notice("delivery", "not delivered yet: MLflow does not answer")
         ledger.record_notices([away])
         assert record.row(ledger.experiment_id).notices == [away.to_dict()]
-        ledger.set_tracked(None)
+        ledger.set_tracked()
         assert record.row(ledger.experiment_id).notices is None
 
     def test_a_held_delivery_is_told_and_its_driver_shut_out(self, record, spec):
@@ -71,7 +73,7 @@ class TestRecordLedger:
         ledger.end("completed")
         record.hold_delivery(id, "others are first")
         with pytest.raises(StaleWriteError):
-            ledger.set_tracked(None)
+            ledger.set_tracked()
         assert [n["words"] for n in record.row(id).notices] == [
             "not delivered yet: others are first"
         ]
@@ -79,7 +81,7 @@ class TestRecordLedger:
         record.hold_delivery(id, "it is being deleted")
         record.remove(id)
         record.hold_delivery(id, "it is gone")
-        assert not Jobs(record.url).has_open("deletion")
+        assert not has_open(Jobs(record.url), "deletion")
 
     def test_what_was_completed_cannot_be_cancelled_any_more(self, record, spec):
         ledger = post_and_claim(record, spec())
@@ -126,7 +128,7 @@ class TestRecordLedger:
         ledger.finish(0, ledger.begin(0), "completed", RESULT)
         old = {"outcome": "completed", "value": 0.25, "step": 100, "best_step": 90}
 
-        def write(session: Session) -> None:
+        def write(session: RowSession) -> None:
             session.get_one(TrialRow, (ledger.experiment_id, 0)).result = old
 
         database.write(record.url, write)

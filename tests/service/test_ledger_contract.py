@@ -14,6 +14,13 @@ from typing import Any
 import pytest
 from file_ledger import FileLedger
 
+from eigensweep.results.seeds import summarise
+from eigensweep.results.trial_result import (
+    ParameterCount,
+    ReplicateResult,
+    Result,
+    Source,
+)
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
@@ -25,16 +32,7 @@ from eigensweep.workers.shared.ledger import (
     StaleWriteError,
     SupersededError,
 )
-from eigensweep.workers.shared.messages import (
-    Notice,
-    ParameterCount,
-    Place,
-    ReplicateResult,
-    Result,
-    Source,
-    Takeover,
-)
-from eigensweep.workers.shared.results import summarise
+from eigensweep.workers.shared.messages import Notice, Place, Takeover
 
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 3, "replicates": 1}
 THREE = CONFIG | {"replicates": 3}
@@ -52,8 +50,8 @@ WRITES: dict[str, tuple[Any, ...]] = {
     "reopen": (0, CONFIG, "another try"),
     "end_round": (20, {}),
     "set_total": (3,),
-    "set_run": (0, "run7", "1"),
-    "set_tracked": (0,),
+    "set_run": ("run7", "1"),
+    "set_tracked": (),
     "set_delivered": ({0: "run7"}, "1", [0]),
     "record_phase": ("running",),
     "record_demand": (Demand(3),),
@@ -117,7 +115,7 @@ class TestEveryLedger:
         assert ledger.begin(0) == 1
         ledger.report(0, 1, 10, {"valid/loss": 0.5}, PLACE)
         ledger.report(0, 1, 20, {"valid/loss": 0.4}, PLACE)
-        ledger.set_run(0, "run7", "1")
+        ledger.set_delivered({0: "run7"}, "1", [])
         (entry,) = ledger.load()
         assert (entry.number, entry.arm, entry.params) == (0, "scornn", {"optimizer.lr": 0.1})
         assert (entry.config, entry.config_hash) == (CONFIG, "abc")
@@ -180,7 +178,7 @@ class TestEveryLedger:
     def test_a_completed_result_is_found_by_hash_seeds_and_budget(self, ledger):
         ledger.open(0, "scornn", {}, CONFIG, "abc")
         ledger.begin(0)
-        ledger.set_run(0, "run7", "1")
+        ledger.set_delivered({0: "run7"}, "1", [])
         assert ledger.find_finished("abc", 3, 1, 100) is None
         assert not ledger.knows("abc")
         ledger.finish(0, 1, "completed", RESULT)
@@ -255,7 +253,7 @@ class TestEveryLedger:
         ledger.open(0, "scornn", {}, THREE, "abc")
         result = summarise([self.seed(seed) for seed in (3, 4, 5)])
         ledger.finish(0, ledger.begin(0), "completed", result)
-        ledger.set_tracked(0)
+        ledger.set_delivered({}, "1", [0])
         return ledger.load()[0].result
 
     def seed(self, seed: int) -> ReplicateResult:
@@ -370,7 +368,7 @@ class TestEveryLedger:
         assert ledger.load()[0].state == "cancelled"
 
     def test_it_travels_to_another_process(self, ledger):
-        ledger.set_run(None, "parent", "1")
+        ledger.set_run("parent", "1")
         assert pickle.loads(pickle.dumps(ledger)).experiment_run() == "parent"
 
     @pytest.mark.parametrize("name", WRITES)
@@ -459,5 +457,5 @@ class TestEveryLedger:
 
     def test_the_run_of_the_experiment_is_known_once_it_is_set(self, ledger):
         assert ledger.experiment_run() is None
-        ledger.set_run(None, "parent", "1")
+        ledger.set_run("parent", "1")
         assert ledger.experiment_run() == "parent"

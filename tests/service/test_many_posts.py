@@ -15,7 +15,7 @@ from sqlalchemy.exc import OperationalError
 from waiting import PATIENCE, wait_until
 
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.service.api.single_flight import SingleFlight
+from eigensweep.service.api.shared_answers import SingleFlight
 from eigensweep.service.record import database
 from eigensweep.service.record.accounts import Accounts, Quotas
 from eigensweep.service.record.errors import IdempotencyKeyReusedError, QuotaExceededError

@@ -99,13 +99,13 @@ class TestRecord:
         ledger = ledger_of()
         for number in range(3):
             _end_trial(url, ledger, number, 1.0)
-        ledger.set_tracked(1)
+        ledger.set_delivered({}, "1", [1])
         made = count_all(url)
         assert (made.delivered, made.undelivered_trials) == (1, 2)
 
         ledger.end("completed")
         assert count_all(url).undelivered_experiments == 1
-        ledger.set_tracked(None)
+        ledger.set_tracked()
         assert count_all(url).undelivered_experiments == 0
 
     def test_only_the_last_hour_counts_for_trials_an_hour(self, url, ledger_of):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from itertools import pairwise
 from typing import Any
 
@@ -13,8 +14,10 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from helpers.schema_of_0_2 import make_schema_of_0_2
 from sqlalchemy import Connection, MetaData, Table, inspect, select
 
+from eigensweep.results.trial_result import Result
 from eigensweep.service.record import database
 from eigensweep.service.record.counts import count_all
 from eigensweep.service.record.jobs import Jobs
@@ -23,7 +26,6 @@ from eigensweep.service.record.migrations import NoWayBackError, _configure, mig
 from eigensweep.service.record.queries import StateCount
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.tables import Base
-from eigensweep.workers.shared.messages import Result
 
 SCRIPTS = ScriptDirectory.from_config(_configure())
 REVISIONS = [each.revision for each in SCRIPTS.walk_revisions()][::-1]
@@ -175,9 +177,19 @@ def each_bare_url(request: pytest.FixtureRequest) -> str:
     return made
 
 
+def writing(url: str) -> AbstractContextManager[Connection]:
+    return database.engine(url).execution_options(mode="writes").begin()
+
+
+def upgrade(connection: Connection, revision: str) -> None:
+    config = _configure()
+    config.attributes["connection"] = connection
+    command.upgrade(config, revision)
+
+
 def fill(url: str) -> dict[str, list[dict[str, Any]]]:
     """Write `ROWS` into a database, as far as it has tables and columns; return what was."""
-    with database.engine(url).execution_options(writes=True).begin() as connection:
+    with writing(url) as connection:
         tables = reflect(connection)
         written: dict[str, list[dict[str, Any]]] = {}
         for name, rows in ROWS.items():
@@ -218,7 +230,9 @@ class TestEveryRevision:
     @pytest.fixture
     def url(self, each_bare_url: str, revision: str) -> str:
         """A record as the version with this schema left it, brought to the newest schema."""
-        migrate(each_bare_url, revision)
+        with writing(each_bare_url) as connection:
+            make_schema_of_0_2(connection)
+            upgrade(connection, revision)
         self.before = fill(each_bare_url)
         migrate(each_bare_url)
         return each_bare_url
@@ -320,5 +334,39 @@ def test_a_downgrade_is_refused_with_words_and_changes_nothing(each_url, wanted)
 
 
 def test_a_program_older_than_the_record_changes_nothing(url):
-    with pytest.raises(NoWayBackError, match="backup"):
-        migrate(url, REVISIONS[0])
+    with writing(url) as connection, pytest.raises(NoWayBackError, match="backup"):
+        upgrade(connection, REVISIONS[0])
+
+
+def test_a_new_record_has_what_an_old_one_is_brought_to(each_url, each_bare_url):
+    with writing(each_bare_url) as connection:
+        make_schema_of_0_2(connection)
+    migrate(each_bare_url)
+    assert describe(each_url) == describe(each_bare_url)
+
+
+def describe(url: str) -> dict[str, Any]:
+    """Return columns, keys, indexes and triggers of a record."""
+    with database.engine(url).connect() as connection:
+        seen = inspect(connection)
+        found: dict[str, Any] = {}
+        for name in sorted(seen.get_table_names()):
+            columns = {
+                each["name"]: (str(each["type"]), each["nullable"], each["default"])
+                for each in seen.get_columns(name)
+            }
+            others = (
+                seen.get_pk_constraint(name),
+                sorted(map(str, seen.get_foreign_keys(name))),
+                sorted(map(str, seen.get_indexes(name))),
+                sorted(map(str, seen.get_unique_constraints(name))),
+            )
+            found[name] = columns, others
+        triggers = {
+            "sqlite": "SELECT name, sql FROM sqlite_master WHERE type = 'trigger' ORDER BY name",
+            "postgresql": "SELECT event_object_table, trigger_name, event_manipulation, "
+            "action_statement, action_condition FROM information_schema.triggers ORDER BY 1, 2, 3",
+        }
+        asked = triggers[connection.dialect.name]
+        found["triggers"] = [tuple(row) for row in connection.exec_driver_sql(asked)]
+        return found

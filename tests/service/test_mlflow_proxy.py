@@ -21,8 +21,7 @@ from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Mlflow, Settings
 from eigensweep.workers.shared.curves import CurvePoint
-from eigensweep.workers.tracking.batched_runs import open_runs
-from eigensweep.workers.tracking.mlflow_runs import RunContent
+from eigensweep.workers.tracking.mlflow_runs import RunContent, Runs
 
 API = "/mlflow/api/2.0/mlflow"
 READ_WITH_A_BODY = {
@@ -146,7 +145,7 @@ class House:
             id = record.add(body, owner=owner)[0].id
             claim = record.claim(id)
             assert claim is not None
-            runs = open_runs(server.url, project, id)
+            runs = Runs(server.url, project, id)
             self.run[who] = parent = runs.get(None, None, "an experiment", {})
             self.trial[who] = runs.get(0, None, "a trial", {}, parent)
             runs.send(self.trial[who], RunContent([CurvePoint(1, {"loss": 0.5}, 1000)]))
@@ -154,7 +153,7 @@ class House:
             runs.end(self.trial[who], "FINISHED")
             assert runs.flush() == {}
             self.project[who] = runs.project_id
-            RecordLedger(record.url, id, claim.generation).set_run(None, parent, runs.project_id)
+            RecordLedger(record.url, id, claim.generation).set_run(parent, runs.project_id)
         self.as_user = {user: ask(user) for user in ("alice", "reader", "root")}
 
     def send(self, user: str, name: str, /, **body: Any) -> Any:

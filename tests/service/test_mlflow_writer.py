@@ -8,8 +8,9 @@ import urllib.request
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Barrier, Thread
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from mlflow import MlflowClient
@@ -17,7 +18,6 @@ from mlflow import MlflowClient
 from eigensweep.service.process.mlflow_server import MlflowServer
 from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.tracking import run_writes
-from eigensweep.workers.tracking.batched_runs import BatchedRuns, open_runs
 from eigensweep.workers.tracking.mlflow_runs import AwayError, MlflowRefusedError, RunContent, Runs
 from eigensweep.workers.tracking.run_writes import PATH, RunWrite, next_request
 
@@ -39,17 +39,24 @@ def client(server: MlflowServer, monkeypatch: pytest.MonkeyPatch) -> MlflowClien
     return MlflowClient(server.url)
 
 
-Connect = Callable[..., BatchedRuns]
+Connect = Callable[..., Runs]
 
 
 @pytest.fixture
 def connect(server: MlflowServer, client: MlflowClient) -> Connect:
-    def connect(experiment: str) -> BatchedRuns:
-        runs = open_runs(server.url, "a project", experiment)
-        assert isinstance(runs, BatchedRuns)
+    def connect(experiment: str) -> Runs:
+        runs = Runs(server.url, "a project", experiment)
+        assert runs.is_ours()
         return runs
 
     return connect
+
+
+def connect_plainly(server: MlflowServer, experiment: str) -> Runs:
+    """Return the runs of an experiment, written as on a server of somebody else's."""
+    runs = Runs(server.url, "a project", experiment)
+    runs._is_ours = False
+    return runs
 
 
 def write_trial(runs: Runs, number: int, status: str | None = "FINISHED") -> str:
@@ -82,8 +89,10 @@ def test_a_run_of_a_batch_is_what_mlflows_own_requests_make(server, client, conn
     runs = connect("batched")
     first, second = write_trial(runs, 0), write_trial(runs, 1, None)
     assert runs.flush() == {}
-    alone = Runs(server.url, "a project", "alone")
-    made = describe(client, write_trial(alone, 0))
+    alone = connect_plainly(server, "alone")
+    written = write_trial(alone, 0)
+    assert alone.flush() == {}
+    made = describe(client, written)
     told = describe(client, first)
     assert {name: (told[name], made[name]) for name in told if told[name] != made[name]} == {}
     assert told["data"][2] == {"valid/loss": 0.25, "rate": 0.1}
@@ -165,8 +174,7 @@ def test_a_driver_writes_no_file_where_a_project_says(server, client, connect, t
     place = f"file://{tmp_path}/evil" if where == "folder" else "s3://a-bucket-of-somebody/x"
     client.create_experiment(f"planted {where}", artifact_location=place)
     (tmp_path / "best.pt").write_bytes(b"weights")
-    runs = open_runs(server.url, f"planted {where}", f"planted {where}")
-    assert isinstance(runs, BatchedRuns)
+    runs = Runs(server.url, f"planted {where}", f"planted {where}")
     run = write_trial(runs, 0)
     assert runs.flush() == {}
     runs.keep_file(run, tmp_path / "best.pt", "best")
@@ -179,11 +187,11 @@ def test_a_driver_writes_no_file_where_a_project_says(server, client, connect, t
 
 
 def test_elsewhere_tags_that_are_no_numbers_are_left_alone(server, client):
-    runs = Runs(server.url, "a project", "elsewhere")
+    runs = connect_plainly(server, "elsewhere")
     run = write_trial(runs, 0)
     tags = {"eigensweep.experiment": "elsewhere", "eigensweep.replicate": "x"}
     client.create_run(runs.project_id, tags=tags)
-    assert Runs(server.url, "a project", "elsewhere").get(0, None, "", {}) == run
+    assert connect_plainly(server, "elsewhere").get(0, None, "", {}) == run
 
 
 def test_a_text_stays_in_its_runs_folder(server, connect):
@@ -263,9 +271,43 @@ class OtherServer(BaseHTTPRequestHandler):
 def test_another_server_gets_one_run_after_the_other(tmp_path: Path) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), OtherServer) as other:
         Thread(target=other.serve_forever, daemon=True).start()
-        runs = open_runs(f"http://127.0.0.1:{other.server_address[1]}", "a project", "e1")
+        runs = Runs(f"http://127.0.0.1:{other.server_address[1]}", "a project", "e1")
+        assert not runs.is_ours()
         other.shutdown()
-    assert type(runs) is Runs
+
+
+class TestASlowServer:
+    """Of somebody else's, where each run is written alone."""
+
+    @pytest.fixture
+    def runs(self) -> Runs:
+        made = Runs("http://nowhere", "a project", "e1")
+        made._is_ours, made._client = False, Mock()
+        for name in "abcd":
+            made._know((ord(name), None), name, 0)
+            made.end(name, "FINISHED")
+        return made
+
+    def test_threads_share_its_runs(self, runs):
+        meeting = Barrier(2, timeout=60)  # a single thread would wait there for ever
+        runs._client.set_terminated = lambda *_: meeting.wait()
+        assert runs.flush() == {}
+        assert runs._waiting == {}
+
+    def test_what_it_did_not_take_waits_while_it_is_away(self, runs):
+        errors = {"b": AwayError("away"), "c": MlflowRefusedError("no")}
+
+        def end(run: str, *_: Any) -> None:
+            if run in errors:
+                raise errors[run]
+
+        runs._client.set_terminated = end
+        with pytest.raises(AwayError):
+            runs.flush()
+        assert list(runs._waiting) == ["b", "c"]
+        del errors["b"]
+        assert runs.flush() == {"c": "no"}
+        assert runs._waiting == {}
 
 
 class TestRequests:

@@ -8,9 +8,9 @@ import pytest
 from helpers.played import SPEC, open_trial, seed_result
 from starlette.testclient import TestClient
 
+from eigensweep.results.seeds import summarise
 from eigensweep.service.client.answers import Answer, describe_race
 from eigensweep.service.record.ledger import RecordLedger
-from eigensweep.workers.shared.results import summarise
 
 RACE = {"replicates": 3, "racing": {"most": 5, "seeds": 1}}
 MEANS = (0.1, 0.101, 0.4)

@@ -12,9 +12,9 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import event, select, text
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import Session
 from waiting import PATIENCE
 
+from eigensweep.results.trial_result import ReplicateResult, Result
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.schemas import TrialSummary, Views
 from eigensweep.service.record import database
@@ -31,10 +31,10 @@ from eigensweep.service.record.migrations import (
 from eigensweep.service.record.progress import compute_progress
 from eigensweep.service.record.queries import StateCount
 from eigensweep.service.record.record import Record
+from eigensweep.service.record.rows import RowSession
 from eigensweep.service.record.tables import Base, ExperimentRow, TrialCount, TrialRow
 from eigensweep.service.settings import Settings
 from eigensweep.workers.shared.ledger import StaleWriteError
-from eigensweep.workers.shared.messages import ReplicateResult, Result
 
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1}
 
@@ -256,7 +256,7 @@ class TestPages:
                 *("running", step),
                 {"loss": loss},
             )
-        ledger.set_run(0, "run0", "7")
+        ledger.set_delivered({0: "run0"}, "7", [])
         assert "runs/run0" in str(look().links.mlflow)
         seeds = [ReplicateResult(seed=seed, value=0.1 * (1 + seed)) for seed in range(3)]
         result = Result(by_replicate=tuple(seeds), value=0.2, valid={"loss": 0.2})
@@ -367,7 +367,7 @@ class TestCounts:
         ledger = post_and_claim(record, spec())
         ledger.open(0, "scornn", {}, CONFIG, "h")
 
-        def begin_and_fail(session: Session) -> None:
+        def begin_and_fail(session: RowSession) -> None:
             session.get_one(TrialRow, (ledger.experiment_id, 0)).state = "running"
             session.flush()
             raise KeyError("killed")

@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.open_jobs import has_open
 from mlflow import MlflowClient
 from sqlalchemy import event
 from starlette.testclient import TestClient
 
+from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.queue.deletions import DeletionHandler
 from eigensweep.service.queue.jobs import JobRunner
+from eigensweep.service.record import control as removing
 from eigensweep.service.record import database
-from eigensweep.service.record import removal as removing
 from eigensweep.service.record.errors import ExperimentNotFoundError
 from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.ledger import RecordLedger
@@ -23,7 +25,6 @@ from eigensweep.service.record.record import Record
 from eigensweep.service.record.tables import AttemptRow, EventRow, ReportRow, TrialRow
 from eigensweep.workers.driver.deletion import remove
 from eigensweep.workers.shared.ledger import StaleWriteError
-from eigensweep.workers.shared.messages import Result
 from eigensweep.workers.tracking.mlflow_runs import Runs
 
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1}
@@ -91,7 +92,7 @@ class Deleter:
     def tick(self) -> bool:
         """Try each removal that is due; return whether any is left."""
         self.runner.tick(self.handler)
-        return self.runner.jobs.has_open(self.handler.kind)
+        return has_open(self.runner.jobs, self.handler.kind)
 
 
 class Removal:
@@ -197,7 +198,7 @@ class TestDelete:
         removal.driver = Driver()
         removal.record.delete(removal.id)
         with pytest.raises(StaleWriteError):
-            removal.ledger.set_tracked(None)
+            removal.ledger.set_tracked()
         assert removal.record.list_unfinished() == [
             each for each in removal.record.list_unfinished() if each.id != removal.id
         ]

@@ -55,9 +55,9 @@ def train(record: Record, storage: Path, content: dict[str, Any], owner: str = "
             ledger.finish(number, attempt, "completed", work.advance().result)
         else:
             ledger.finish(number, attempt, "failed", None, "KeyError: no")
-        ledger.set_tracked(number)
+        ledger.set_delivered({}, "1", [number])
     ledger.end("completed")
-    ledger.set_tracked(None)
+    ledger.set_tracked()
     return id
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
-from test_cluster_process import PlayedDrivers
+from test_cluster_process import HELPERS, PlayedDrivers
 from waiting import wait_until
 
 from eigensweep.service.api.app import create_app
@@ -37,7 +37,7 @@ def cluster(
     monkeypatch.setattr(cluster_process, "PROGRAM", "played_ray")
     monkeypatch.setattr(cluster_process, "SILENT_SECONDS", 0.5)
     monkeypatch.setattr(cluster_process, "ANSWER_SECONDS", 3600.0)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(HELPERS))
     drivers: Any = PlayedDrivers()
     made = ClusterProcess(
         {"away": str(tmp_path / "away"), "still": str(still)}, mark="", drivers=drivers

@@ -16,6 +16,7 @@ from eigensweep.service.record.errors import WrongMoveError
 from eigensweep.service.record.journal import end_experiment, move_experiment, move_trial
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
+from eigensweep.service.record.rows import RowSession
 from eigensweep.service.record.tables import ExperimentRow, TrialRow
 from eigensweep.workers.shared.ledger import PAUSED, StaleWriteError
 from eigensweep.workers.shared.messages import Notice
@@ -56,7 +57,7 @@ def bring(record: Record, id: str, *states: str) -> None:
     """Bring an experiment through states, each in a transaction of its own."""
     for state in states:
 
-        def work(session: Session, state: str = state) -> None:
+        def work(session: RowSession, state: str = state) -> None:
             experiment = session.get_one(ExperimentRow, id)
             if state in ENDED:
                 end_experiment(session, experiment, state, None)  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from eigensweep.models import MODELS
+from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record import database
@@ -15,7 +16,6 @@ from eigensweep.service.record.ledger import CLOSED, RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.tables import ExperimentRow
 from eigensweep.workers.shared.ledger import StaleWriteError
-from eigensweep.workers.shared.messages import Result
 
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1}
 
@@ -61,7 +61,7 @@ def played(record: Record, spec: Any) -> Played:
 class TestRetry:
     def test_only_the_failed_trials_are_opened_again(self, client, record, played):
         played.ledger.end("completed")
-        played.ledger.set_tracked(None)
+        played.ledger.set_tracked()
         answer = client.post(f"/v1/experiments/{played.id}/retry")
         assert (answer.status_code, answer.json()["state"]) == (202, "queued")
         assert answer.json()["finished_at"] is None
@@ -79,7 +79,7 @@ class TestRetry:
         played.ledger.end("completed")
         record.retry(played.id)
         with pytest.raises(StaleWriteError):
-            played.ledger.set_tracked(None)
+            played.ledger.set_tracked()
         assert not record.row(played.id).tracked
 
     def test_what_was_cancelled_draws_nothing_and_ends_cancelled(self, record, played):

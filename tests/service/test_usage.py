@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.routes.metrics import _about_record
 from eigensweep.service.record import database
@@ -17,7 +18,7 @@ from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.tables import ExperimentRow, TrialRow
 from eigensweep.service.record.usage import UserUsage, devices_of, sum_by_user
-from eigensweep.workers.shared.messages import Place, Result
+from eigensweep.workers.shared.messages import Place
 
 PLACE = Place("node7", 4711, "cpu")
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1}

@@ -21,6 +21,7 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from eigensweep import train
+from eigensweep.results.trial_result import Source
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
@@ -32,7 +33,6 @@ from eigensweep.service.settings import Settings
 from eigensweep.workers.lanes.replicates import open_attempt
 from eigensweep.workers.shared.checkpoints import Store, pack, replicate_key, trial_key
 from eigensweep.workers.shared.kept_files import BEST
-from eigensweep.workers.shared.messages import Source
 from eigensweep.workers.shared.stored_checkpoints import PIECE
 from eigensweep.workers.shared.thinning import thin_out
 from eigensweep.workers.trial.weights import NoWeightsError

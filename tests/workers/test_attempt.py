@@ -21,6 +21,8 @@ from sweeps import spec
 
 from eigensweep.analyses.base import Folders, TrialSubject
 from eigensweep.analyses.weights import load_snapshot
+from eigensweep.results.seeds import split_seeds, summarise
+from eigensweep.results.trial_result import Source
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.shared import code
@@ -34,8 +36,7 @@ from eigensweep.workers.shared.code import (
 )
 from eigensweep.workers.shared.head import StaleAttemptError
 from eigensweep.workers.shared.marks import pause_mark
-from eigensweep.workers.shared.messages import Code, Order, Report, Source
-from eigensweep.workers.shared.results import split_seeds, summarise
+from eigensweep.workers.shared.messages import Code, Order, Report
 from eigensweep.workers.shared.thinning import thin_out
 from eigensweep.workers.trial.attempt import Attempt, cancel_mark
 

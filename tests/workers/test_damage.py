@@ -243,7 +243,7 @@ class TestTheDriver:
         report = Report(5, damage="e1/00000/0 goes on from its start: ...")
         trial = SimpleNamespace(config=order.to_dict(), report=report)
         for _ in range(2):
-            Recorder("e1").on_trial_result(1, [], trial, {})
+            Recorder(bench).on_trial_result(1, [], trial, {})
         (notice,) = bench.sweep.notices()
         assert notice.kind == "store"
         assert notice.words == "trial 0: e1/00000/0 goes on from its start: ..."

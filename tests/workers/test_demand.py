@@ -14,13 +14,14 @@ from ray.autoscaler._private.resource_demand_scheduler import (
 )
 from sweeps import COPYING, SCORNN
 
+from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver import experiment as driver
 from eigensweep.workers.driver.demand import KEPT_SECONDS, MOST_BUNDLES, Wishes, bundles_of
 from eigensweep.workers.driver.experiment import LOOK_SECONDS, ExperimentDriver
 from eigensweep.workers.lanes.shares import Share, share_of
-from eigensweep.workers.shared.messages import DriverOptions, EngineNeed, Result
+from eigensweep.workers.shared.messages import DriverOptions, EngineNeed
 
 CPU, GPU = {"CPU": 1.0}, {"CPU": 2.0, "GPU": 1.0}
 
@@ -114,11 +115,11 @@ class TestNodesThatJoinAndLeave:
     @pytest.fixture
     def cluster(self, monkeypatch):
         cluster = SimpleNamespace(slots=1, clock=Clock(), wishes=[])
-        monkeypatch.setattr(driver, "count_slots", lambda share: cluster.slots)
+        monkeypatch.setattr(driver.capacity, "count_slots", lambda share: cluster.slots)
         monkeypatch.setattr(
             driver, "wish", lambda experiment, some, labels: cluster.wishes.append(some)
         )
-        monkeypatch.setattr(driver, "find_parts", lambda share: {"CPU": 1 / cluster.slots})
+        monkeypatch.setattr(driver.capacity, "find_parts", lambda share: {"CPU": 1 / cluster.slots})
         monkeypatch.setattr(
             driver, "time", SimpleNamespace(monotonic=cluster.clock, time=cluster.clock)
         )

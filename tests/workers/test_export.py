@@ -11,8 +11,8 @@ from optuna.study import StudyDirection
 from optuna.trial import TrialState
 from sweeps import SCORNN, Bench, spec
 
+from eigensweep.results.trial_result import Result
 from eigensweep.workers.driver.export import export_study
-from eigensweep.workers.shared.messages import Result
 
 LR = {"low": 1e-5, "high": 1e-1, "log": True}
 RMSPROP = ["adam", "rmsprop"]

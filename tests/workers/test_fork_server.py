@@ -272,7 +272,7 @@ class TestTheServer:
             assert not psutil.pid_exists(child.pid)
 
     def test_forks_nothing_for_another_user(self, ask, monkeypatch):
-        monkeypatch.setattr(fork_server, "user_of", lambda connection: os.getuid() + 1)
+        monkeypatch.setattr(fork_server, "find_peer", lambda connection: (1, os.getuid() + 1))
         assert ask(FORK, files=[0, 1, 2]) == "closed"
 
     @pytest.mark.parametrize("word", [LOOK, FORK])
@@ -326,7 +326,7 @@ class TestWithoutAServer:
     def test_where_another_user_has_the_name_nothing_is_sent_to_it(
         self, node, order, said, monkeypatch
     ):
-        monkeypatch.setattr(forked, "user_of", lambda connection: os.getuid() + 1)
+        monkeypatch.setattr(forked, "find_peer", lambda connection: (1, os.getuid() + 1))
         assert fork(order.to_dict(), None, node.pid) is None
         assert "belongs to another user" in said()
 

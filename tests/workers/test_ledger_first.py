@@ -9,7 +9,7 @@ import pytest
 from optuna.trial import TrialState
 from sweeps import Bench, spec
 
-from eigensweep.workers.shared.messages import Result
+from eigensweep.results.trial_result import Result
 
 LR = {"low": 1e-5, "high": 1e-1, "log": True}
 SEARCHES: dict[str, dict[str, Any]] = {

@@ -11,7 +11,7 @@ from ray.train._internal.storage import StorageContext
 from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import BasicVariantGenerator
 
-from eigensweep.workers.driver.memory_shortages import MemoryShortageError, translate
+from eigensweep.workers.driver.actor_events import MemoryShortageError, translate
 from eigensweep.workers.driver.tune_loop import Controller
 from eigensweep.workers.shared.deaths import LONGEST_SUMMARY, explain_shortage
 
@@ -54,7 +54,7 @@ def test_tune_as_we_run_it_takes_it_for_a_process_that_died(monkeypatch, where, 
     monkeypatch.setenv("TUNE_MAX_PENDING_TRIALS_PG", "1")  # else it asks a running Ray
     storage = StorageContext(str(tmp_path), "here")
     search, scheduler = BasicVariantGenerator(), FIFOScheduler()
-    ours = Controller(search_alg=search, scheduler=scheduler, storage=storage)
+    ours = Controller(Mock(), search_alg=search, scheduler=scheduler, storage=storage)
     task = Task()
     manager = make_manager(type(ours._actor_manager), task)
     if where == "task":

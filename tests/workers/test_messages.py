@@ -10,17 +10,14 @@ from typing import Any
 import pytest
 from orders import make_order
 
-from eigensweep.workers.shared.messages import (
-    EngineNeed,
-    Order,
+from eigensweep.results.seeds import summarise
+from eigensweep.results.trial_result import (
     ParameterCount,
-    Place,
     ReplicateResult,
-    Report,
     Result,
     Source,
 )
-from eigensweep.workers.shared.results import summarise
+from eigensweep.workers.shared.messages import EngineNeed, Order, Place, Report
 
 REPLICATES = [
     ReplicateResult(

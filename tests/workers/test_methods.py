@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from sweeps import SCORNN, Bench, spec
 
-from eigensweep.workers.shared.messages import ParameterCount, Result
+from eigensweep.results.trial_result import ParameterCount, Result
+from eigensweep.workers.driver.samplers import FEWEST_EARLIER
 
 TWO = {
     "optimizer.lr": {"low": 1e-5, "high": 1e-1, "log": True},
@@ -126,6 +127,18 @@ class TestSamplersThatLearn:
         b.ledger.take_up()
         b.start()
         assert not any(t.system_attrs for t in b.study.trials())
+
+    @pytest.mark.parametrize("trials", [3, 4, 6, 9, 10])
+    def test_cmaes_goes_on_from_few_trials_without_its_notes(self, tmp_path, trials):
+        b = bench(tmp_path, "cmaes", TWO, trials + 6)
+        earlier = b.run(loss, most=trials)
+        b.ledger.take_up()
+        b.start()
+        assert not any(t.system_attrs for t in b.study.trials())
+        later = b.run(loss)
+        assert len(later) == 6
+        if trials >= FEWEST_EARLIER:
+            assert median(map(loss, later)) < median(map(loss, earlier))
 
     @pytest.mark.parametrize("method", LEARNING)
     def test_arms_take_turns_and_each_draws_its_own_parameters(self, tmp_path, method):

@@ -13,28 +13,25 @@ import torch
 from orders import make_order
 from sweeps import Bench, spec
 
+from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.parameters import Choice, Integer, Real
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.experiment import take_over
-from eigensweep.workers.driver.population import Standing, change, choose_sources
+from eigensweep.workers.driver.population import change, choose_sources
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.durable_files import StorageError
 from eigensweep.workers.shared.ledger import TrialEntry
-from eigensweep.workers.shared.messages import Order, Report, Result, Takeover
+from eigensweep.workers.shared.messages import Order, Report, Takeover
 from eigensweep.workers.trial.attempt import Attempt
 
 RATES = [0.001, 0.002, 0.004, 0.008]
 PBT = {"name": "pbt", "rung_every": 5, "margin": None, "quantile": 0.25}
 
 
-def standings(*values: float | None) -> list[Standing]:
-    return [Standing(number, value) for number, value in enumerate(values)]
-
-
 def choose(*values: float | None, most: int = 1, seed: int = 0, **how: Any) -> dict[int, int]:
     how = {"better": "lower", "good_enough": None, **how}
-    return choose_sources(standings(*values), most, rng=Random(seed), **how)
+    return choose_sources(dict(enumerate(values)), most, rng=Random(seed), **how)
 
 
 class TestWhoIsReplaced:
@@ -113,8 +110,7 @@ class Stage:
         self.bench = bench
 
     def order(self) -> Order | None:
-        given = self.bench.search.searcher.suggest("tune-id")
-        return None if given is None else Order.from_dict(given)
+        return self.bench.next_order()
 
     def play(self, order: Order, diverges: bool = False) -> None:
         """Train to the next rung, and end there as Tune does."""

@@ -8,9 +8,9 @@ import pytest
 from toys import Line, Lines, reload, to_exact, train_toy, trial
 
 from eigensweep.models import MODELS
+from eigensweep.results.seeds import summarise
 from eigensweep.search_spaces.trial import OptimizerConfig
 from eigensweep.tasks import TASKS
-from eigensweep.workers.shared.results import summarise
 from eigensweep.workers.trial.training import Training
 
 CURVE = {10: 5.0, 20: 6.0, 30: 4.0, 40: 4.0, 50: 4.5, 60: 4.1, 70: 3.0}

@@ -16,18 +16,19 @@ from ray.exceptions import RayActorError
 from sweeps import SCORNN, Bench, at, spec
 
 from eigensweep.models import MODELS
+from eigensweep.results.seeds import summarise
+from eigensweep.results.trial_result import ReplicateResult, Result, Source
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver import places
+from eigensweep.workers.driver.actor_events import MemoryShortageError
 from eigensweep.workers.driver.cordons import SILENT_SECONDS
 from eigensweep.workers.driver.losses import MOST_SHORTAGES
-from eigensweep.workers.driver.memory_shortages import MemoryShortageError
 from eigensweep.workers.driver.searcher import Recorder
 from eigensweep.workers.driver.study import Draw
 from eigensweep.workers.driver.sweep import Job
 from eigensweep.workers.shared.ledger import Finished, StaleWriteError
-from eigensweep.workers.shared.messages import Order, ReplicateResult, Report, Result, Source
-from eigensweep.workers.shared.results import summarise
+from eigensweep.workers.shared.messages import Order, Report
 
 LR = {"low": 1e-5, "high": 1e-1, "log": True}
 GRID = {"optimizer.lr": [1e-2, 1e-3, 1e-4], "model.negative_fraction": [0.0, 0.5]}
@@ -273,8 +274,8 @@ def tell(b: Bench, *reports: Report) -> Job:
     order = make_order(number=job.entry.number, attempt=job.attempt)
     trial = SimpleNamespace(config=order.to_dict())
     for trial.report in reports:
-        Recorder("e1").on_trial_result(1, [], trial, {})
-    Recorder("e1").on_trial_complete(1, [], trial)
+        Recorder(b).on_trial_result(1, [], trial, {})
+    Recorder(b).on_trial_complete(1, [], trial)
     return job
 
 
@@ -286,7 +287,7 @@ def test_a_loss_is_told_by_what_tune_was_told(tmp_path, monkeypatch, loss, by):
     told = {}
     monkeypatch.setattr(b.sweep, "lose", lambda number, attempt, words, **how: told.update(how))
     trial = SimpleNamespace(config=make_order(number=0, attempt=1).to_dict(), loss=loss)
-    Recorder("e1").on_trial_error(1, [], trial)
+    Recorder(b).on_trial_error(1, [], trial)
     assert told == {"by": by}
 
 

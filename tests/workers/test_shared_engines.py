@@ -21,7 +21,7 @@ from eigensweep.workers.shared.checkpoints import Store
 
 logger = logging.getLogger(__name__)
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 
 LANES = {"cpus": 1, "lanes": 3}
 
@@ -41,7 +41,7 @@ def rates(*exponents: float) -> dict[str, Any]:
 def cluster() -> Iterator[Cluster]:
     """A Ray with room for one engine: it has one core."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", f"{HERE.parents[1]}:{HERE}:{HERE.parent / 'plugins'}")
+        patch.setenv("PYTHONPATH", f"{TESTS.parent}:{TESTS / 'helpers'}:{TESTS / 'plugins'}")
         patch.setenv("OMP_NUM_THREADS", "1")
         started = Cluster.start(num_cpus=1)
         yield started

@@ -88,7 +88,7 @@ class TestADriverOfSeveralGpus:
         driver.sweep = SimpleNamespace(left=trials)
         driver.share = share_of(driver.spec.resources, replicates, 32)
         slots = engines * driver.share.trials
-        monkeypatch.setattr(experiment, "count_slots", lambda share: slots)
+        monkeypatch.setattr(experiment.capacity, "count_slots", lambda share: slots)
         driver._choose_lanes()
         return driver.share
 

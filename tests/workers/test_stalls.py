@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from engines import Clock
@@ -18,7 +19,7 @@ from ray.tune.experiment import Trial
 from sweeps import Bench, spec
 
 from eigensweep.results.ranking import RANKED
-from eigensweep.workers.driver.searcher import LIVE, Recorder
+from eigensweep.workers.driver.searcher import Recorder
 from eigensweep.workers.driver.stalls import Stall, StallWatch, read_progress
 from eigensweep.workers.shared.checkpoints import Progress, Store
 from eigensweep.workers.shared.curves import CurvePoint
@@ -144,20 +145,10 @@ def test_each_commit_of_any_replicate_is_progress(tmp_path):
     assert seen[-1] == (Progress(0, 0, -1), Progress(1, 1, 5))
 
 
-class Live:
-    """What the recorder asks."""
-
-    def __init__(self, stalled: set[int]) -> None:
-        self.stalled = stalled
-
-    def end_stalled(self) -> set[int]:
-        return self.stalled
-
-
 def test_the_process_of_a_stalled_trial_is_killed_and_no_other(monkeypatch):
     killed: list[Any] = []
     monkeypatch.setattr("ray.kill", killed.append)
-    monkeypatch.setitem(LIVE, "e1", Live({1}))  # type: ignore[arg-type]
+    live: Any = SimpleNamespace(sweep=None, end_stalled=lambda: {1})
 
     class Running:
         status = Trial.RUNNING
@@ -167,7 +158,7 @@ def test_the_process_of_a_stalled_trial_is_killed_and_no_other(monkeypatch):
             self.temporary_state = type("State", (), {"ray_actor": actor})
 
     trials: Any = [Running(0, "process 0"), Running(1, "process 1"), Running(1, None)]
-    Recorder("e1").on_step_end(1, trials)
+    Recorder(live).on_step_end(1, trials)
     assert killed == ["process 1"]
 
 

@@ -16,9 +16,10 @@ from engines import Clock
 from orders import make_order
 from sweeps import Bench, at, spec
 
+from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.workers.driver.searcher import LIVE, Recorder
+from eigensweep.workers.driver.searcher import Recorder
 from eigensweep.workers.driver.store_marker import LOOK_SECONDS, StoreMarker, find_missing_commit
 from eigensweep.workers.driver.store_watch import StoreWatch
 from eigensweep.workers.processes.runner import LOST, REPORT, Runner
@@ -26,9 +27,10 @@ from eigensweep.workers.shared import store_markers
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.code import own_parts
 from eigensweep.workers.shared.durable_files import StoreAwayError, disk_failure
-from eigensweep.workers.shared.messages import Report, Result
+from eigensweep.workers.shared.messages import Report
 from eigensweep.workers.trial.attempt import Attempt
 
+HELPERS = Path(__file__).parents[1] / "helpers"
 PARTS = {"torch": "2.13.0"}
 
 
@@ -148,9 +150,9 @@ class TestTheDriver:
         last = Report(10, {"objective": 0.25}, outcome="completed", result=result)
         trial = SimpleNamespace(config=order.to_dict())
         for trial.report in (on_its_way, last):
-            Recorder("e1").on_trial_result(1, [], trial, {})
+            Recorder(b).on_trial_result(1, [], trial, {})
         assert b.ledger.read("history")[1:] == [["report", 0, 1, 5]]
-        Recorder("e1").on_trial_complete(1, [], trial)
+        Recorder(b).on_trial_complete(1, [], trial)
         ends = [["report", 0, 1, 10], ["finish", 0, 1, "completed"]]
         assert b.ledger.read("history")[2:] == ends
         assert b.ledger.load()[0].reports == {5: {"objective": 0.5}, 10: {"objective": 0.25}}
@@ -172,8 +174,8 @@ class TestTheDriver:
                 report = attempt.advance()
             report = replace(report, place=at(str(os.getpid())))
             trial = SimpleNamespace(config=order.to_dict(), report=report)
-            Recorder("e1").on_trial_complete(1, [], trial)
-            assert LIVE["e1"].sweep.entries[0].state == state
+            Recorder(b).on_trial_complete(1, [], trial)
+            assert b.sweep.entries[0].state == state
         (reason,) = [h[3] for h in b.ledger.read("history") if h[0] == "interrupt"]
         assert "It writes to another store" in reason
         assert b.sweep.entries[0].result.value is not None
@@ -203,7 +205,7 @@ def test_a_node_with_another_folder_is_left_out(tmp_path, monkeypatch):
         def answer(self) -> None:
             """Return as soon as the process is up."""
 
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", str(HELPERS), prepend=os.pathsep)
     (tmp_path / "store").mkdir()
     cluster = Cluster.start(num_cpus=1)
     context = ray.get_runtime_context()

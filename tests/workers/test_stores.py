@@ -48,6 +48,7 @@ from eigensweep.workers.trial.attempt import Attempt
 KEY = "e1/00003/0"
 
 
+HELPERS = Path(__file__).parents[1] / "helpers"
 SERVERS = {"s3": s3.serve, "gs": gcs.serve}
 
 
@@ -450,7 +451,7 @@ def test_an_experiment_runs_to_its_end_with_checkpoints_in_s3(tmp_path, monkeypa
     """Real processes: a driver, trials in processes and in lanes, and the store's server."""
     from experiments import Cluster, Launched
 
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", str(HELPERS), prepend=os.pathsep)
     with s3.serve() as bucket:
         cluster = Cluster.start(num_cpus=2)
         try:
@@ -476,7 +477,7 @@ def test_an_outage_ends_no_trial_that_trains_or_starts(tmp_path, monkeypatch):
     """Real processes: the server ends in mid-sweep, a driver starts, and the server is back."""
     from experiments import Cluster, Launched
 
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", str(HELPERS), prepend=os.pathsep)
     rates = {"space": {"optimizer.lr": [0.1 / n for n in range(1, 13)]}}
     content = spec(rates, training={"steps": 200, "evaluate_every": 50})
     with s3.serve_with_outages() as (bucket, outage):

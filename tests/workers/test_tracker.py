@@ -7,21 +7,21 @@ import json
 import zlib
 from dataclasses import replace
 from pathlib import Path
-from threading import Barrier
 from typing import Any, ClassVar
 
 import gcs
 import pytest
 from file_ledger import FileLedger
 
+from eigensweep.results.seeds import summarise
+from eigensweep.results.trial_result import ReplicateResult, Result, Source
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.experiment import ExperimentDriver
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.kept_files import BEST
 from eigensweep.workers.shared.ledger import Earlier, TrialEntry
-from eigensweep.workers.shared.messages import ReplicateResult, Result, Source, Takeover
-from eigensweep.workers.shared.results import summarise
+from eigensweep.workers.shared.messages import Takeover
 from eigensweep.workers.tracking import tracker as tracking
 from eigensweep.workers.tracking.mlflow_runs import AwayError, MlflowRefusedError, RunContent, _ask
 from eigensweep.workers.tracking.subject import make_subject
@@ -42,8 +42,6 @@ SPEC = {
 
 class RunsInMemory:
     """The runs of an experiment as MLflow would hold them; may be away for a number of calls."""
-
-    at_once = 1
 
     def __init__(self) -> None:
         self.points: dict[str, list[CurvePoint]] = {}
@@ -84,6 +82,9 @@ class RunsInMemory:
     def flush(self) -> dict[str, str]:
         return {}
 
+    def flush_all(self) -> None:
+        self.flush()
+
     def keep_view(self, view: str) -> None:
         self.view = view
 
@@ -117,7 +118,7 @@ class RunsInMemory:
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> RunsInMemory:
     made = RunsInMemory()
-    monkeypatch.setattr(tracking, "open_runs", lambda *_: made)
+    monkeypatch.setattr(tracking, "Runs", lambda *_: made)
     monkeypatch.setattr(tracking, "PASS_SECONDS", 0.01)
     return made
 
@@ -406,19 +407,6 @@ class TestManyTrials:
         for entry in entries:
             tracker.see(entry)
         return ledger, tracker
-
-    def test_threads_share_them_where_each_run_is_written_alone(self, tmp_path, runs):
-        runs.at_once, meeting = 2, Barrier(2, timeout=60)
-        end = runs.end
-
-        def meet(run_id: str, status: str) -> None:
-            meeting.wait()  # a single thread would wait here for ever
-            end(run_id, status)
-
-        runs.end = meet
-        ledger, tracker = self.make(tmp_path, 4)
-        tracker._pass()
-        assert [entry.tracked for entry in ledger.load()] == [True] * 4
 
     def test_what_a_batch_refuses_is_given_up_alone(self, tmp_path, runs, caplog):
         runs.flush = lambda: {"run-1-None": "a word"}

@@ -16,11 +16,16 @@ import torch
 from toys import Line, Lines, Text, TextConfig, reload, to_exact, train_toy, trial
 
 from eigensweep.models import MODELS
+from eigensweep.results.seeds import summarise
+from eigensweep.results.trial_result import (
+    Measures,
+    ParameterCount,
+    ReplicateResult,
+    Result,
+)
 from eigensweep.tasks import TASKS
 from eigensweep.workers.processes.notebook import train
 from eigensweep.workers.shared.checkpoints import Store
-from eigensweep.workers.shared.messages import Measures, ParameterCount, ReplicateResult, Result
-from eigensweep.workers.shared.results import summarise
 from eigensweep.workers.trial.evaluation import carry_into, evaluate
 from eigensweep.workers.trial.selection import selected_weights
 from eigensweep.workers.trial.training import Training, set_up_gpu
@@ -400,7 +405,7 @@ class TestReplicates:
     def test_values_are_means_with_a_t_interval(self):
         summary = summarise([self.result(v) for v in (1.0, 2.0, 3.0)])
         assert (summary.value, summary.seconds, summary.replicates) == (2.0, 4.5, 3)
-        assert summary.standard_error["value"] == pytest.approx(1 / 3**0.5)
+        assert summary.statistics["value"].standard_error == pytest.approx(1 / 3**0.5)
         assert summary.interval["value"] == pytest.approx((-0.484138, 4.484138))
         assert summary.test == {"error": 4.0}
         assert summary.interval["test/error"] == pytest.approx((-0.968275, 8.968275))

@@ -18,7 +18,7 @@ from eigensweep.workers.driver.zygote import DriverOrder
 from eigensweep.workers.shared.deaths import Death
 from eigensweep.workers.shared.messages import DriverOptions
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 Launch = Callable[..., DriverProcess]
 
 
@@ -27,7 +27,7 @@ def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drivers]:
     made = Drivers(["played_driver"])
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("home"))
-        patch.setenv("PYTHONPATH", f"{HERE.parents[1]}:{HERE}")
+        patch.setenv("PYTHONPATH", f"{TESTS.parent}:{TESTS / 'helpers'}")
         made.start()
         wait_until(lambda: made._heard is not None)
         yield made

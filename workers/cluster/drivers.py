@@ -138,14 +138,14 @@ class Drivers:
     """Drivers, by their experiments, and the zygote that forks them. Threads may share it."""
 
     modules: Sequence[str] = ()
-    """What a driver needs beside its own modules: that of its ledger."""
+    """Modules that a zygote loads beside those of a driver: the one of its ledger."""
     problem: str | None = None
     """Why no driver can be started; None: drivers can, at the latest when a zygote has loaded."""
     starts: int = 0
     """How many zygotes were started."""
     _environment: Mapping[str, str] = field(default_factory=dict)
     _processes: dict[int, DriverProcess] = field(default_factory=dict)
-    """Those that are not over, by the numbers of their requests."""
+    """Drivers that have not ended, by the numbers of their requests."""
     _numbers: Any = field(default_factory=count)
     _zygote: subprocess.Popen[bytes] | None = None
     _pipe: Connection | None = None
@@ -167,7 +167,9 @@ class Drivers:
         self._spawn()
 
     def watch(self) -> None:
-        """Replace a zygote that has ended or hangs; call it regularly."""
+        """Forget drivers that are over, and replace a zygote that has ended or hangs; regularly."""
+        with self._turn:
+            self._forget_ended()
         if self._zygote is None:
             return
         now = time.monotonic()
@@ -194,15 +196,11 @@ class Drivers:
     def find(self, experiment: str) -> DriverProcess | None:
         """Return the driver of an experiment that was launched here and still works."""
         with self._turn:
-            for process in list(self._processes.values()):
-                if process.state() != "running":
-                    del self._processes[process.request.number]
-                elif process.experiment == experiment:
-                    return process
-        return None
+            self._forget_ended()
+            return next((p for p in self._processes.values() if p.experiment == experiment), None)
 
     def stop(self, *, kill: bool = False) -> None:
-        """End the zygote; drivers go on unless `kill`, and who is not forked yet never begins."""
+        """End the zygote. Its drivers go on unless `kill`; requested ones never begin."""
         self._end_zygote()
         with self._turn:
             for process in self._processes.values():
@@ -210,6 +208,12 @@ class Drivers:
                     process.finish("died", Death(UNSEEN, "unseen"))
                 elif kill:
                     process.kill()
+
+    def _forget_ended(self) -> None:
+        """Forget the drivers that are over: of those whose zygote is gone nobody tells."""
+        for number, process in list(self._processes.items()):
+            if process.state() != "running":
+                del self._processes[number]
 
     def _end_zygote(self) -> None:
         if self._zygote is None or self._reader is None:

@@ -147,7 +147,7 @@ class RayCluster:
     def _find_drivers(self) -> frozenset[str]:
         """Return the experiments that drivers of an earlier service drive now.
 
-        Their jobs are looked for once: drivers that are launched later are known to who did that.
+        Their jobs are looked for once. Drivers that are launched later are known to `Drivers`.
         """
         if self._folder is not None:  # it began empty
             return frozenset()

@@ -26,7 +26,7 @@ from ray._private.grpc_utils import init_grpc_channel
 from ray._private.utils import get_runtime_env_info
 from ray.runtime_env import RuntimeEnv
 
-from eigensweep.workers.processes.fork_server import pid_of
+from eigensweep.workers.processes.fork_server import find_peer
 from eigensweep.workers.processes.forked import keep_server
 from eigensweep.workers.shared.code import has_changed, own_code
 from eigensweep.workers.shared.ray_nodes import RayNode, list_nodes
@@ -39,17 +39,17 @@ LEAST_SECONDS: Final = 60
 """So long Ray keeps a process that it started ahead. Then it keeps as many as CPUs are free."""
 ANSWER_SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 1.0
-"""Seconds between two looks whether trials run. After two in a row without any, what is missing is
-started: if the next experiment is there already, it would be loaded twice."""
+"""Seconds between two looks whether trials run. After two looks without a trial, missing processes
+are started; sooner, the next experiment might be starting its own."""
 KEEP_SECONDS: Final = 60.0
 """Seconds between two looks at what is ready. Ray ends processes that wait while trials have all
 cores."""
 IDLE_SECONDS: Final = 8 * 3600.0
-"""Where no trial ran for so long, nothing is kept any more, until one did."""
+"""After so long without a trial, nothing is kept ready until the next trial."""
 BYTES: Final = 420_000_000
-"""Memory of what waits: a process of 260 MB that is forked, and two thin ones of 80 MB each."""
+"""Memory of the waiting processes: 260 MB of the one that forks, 80 MB of each thin one."""
 MOST_OF_MEMORY: Final = 0.25
-"""Where that would be a larger part of the memory, nothing waits."""
+"""If the waiting processes took a larger part of the memory, none is kept."""
 
 THREADS: Final = "OMP_NUM_THREADS"
 DEFAULT_THREADS: Final = "1"
@@ -88,7 +88,7 @@ def _is_used() -> bool:
 
 
 def load_ahead() -> None:
-    """Have what is missing of the processes for the next trials started."""
+    """Start the missing processes for the next trials."""
     if has_changed():  # what would be loaded is of no use to the next driver
         return
     raylet = psutil.Process(_find_raylet())
@@ -100,16 +100,16 @@ def load_ahead() -> None:
 
 
 def _find_raylet() -> int:
-    """Return the id of the process of Ray's that all processes of this node are started by."""
+    """Return the id of the raylet: it starts all of Ray's processes on this node."""
     node: Any = ray._private.worker._global_node
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(ANSWER_SECONDS)
         connection.connect(node.raylet_socket_name)
-        return pid_of(connection)
+        return find_peer(connection)[0]
 
 
 def _start_thin(raylet: psutil.Process) -> None:
-    """Have Ray start what is missing of the thin processes."""
+    """Have Ray start the missing thin processes."""
     node = _own_node()
     missing = min(MOST, int(node["Resources"].get("CPU", 0))) - len(find_ready(raylet))
     if missing <= 0:
@@ -141,11 +141,11 @@ def find_ready(raylet: psutil.Process) -> list[int]:
 
 
 def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a trial's process of one core, where Ray's own has `inherited`.
+    """Return the environment of a trial's process of one core, on a raylet with `inherited`.
 
-    It is that of this process but for the threads: Ray sets their number to the cores of the actor
-    unless it was set for the service. NumPy chooses its threads when it is loaded, and other
-    threads may give other last digits.
+    It is the environment of this process, except for the number of threads: Ray sets it to the
+    cores of the actor, unless it was set for the service. NumPy chooses its threads when it is
+    loaded, and with another number of threads the last digits may differ.
     """
     return {**os.environ, **OF_RAY, THREADS: inherited.get(THREADS, DEFAULT_THREADS)}
 

@@ -1,8 +1,12 @@
-"""Takes all events of the trials' processes that are ready at once, for Tune's loop.
+"""Takes the events of the trials' processes for Tune's loop: all that are ready, at once.
 
 Tune asks Ray for one event at a time, with every future that there is, in a new random order. With
 a thousand trials that takes longer than to handle the event. Here the loop takes all ready events
 at once when events follow one another fast. It still handles one event a turn.
+
+Ray reports that it ended a process for lack of memory on its node as an `OutOfMemoryError`. Tune
+handles the end of a process only if it is reported as a `RayActorError`. At any other error it
+gives up all trials, and the driver would die with them.
 """
 
 from __future__ import annotations
@@ -13,16 +17,22 @@ from typing import Any, Final
 
 import ray
 from ray.air.execution import ResourceRequest
+from ray.air.execution._internal.actor_manager import RayActorManager
 from ray.air.execution._internal.tracked_actor import TrackedActor
+from ray.exceptions import OutOfMemoryError, RayActorError
 
-from eigensweep.workers.driver.memory_shortages import PatientActorManager
 from eigensweep.workers.driver.trainable import StartArguments, give_order_alone
+from eigensweep.workers.shared.deaths import explain_shortage
 
 SOON: Final = 0.005
 """Seconds: an event that comes this fast was ready before the question, and others may be."""
 
 
-class PromptActorManager(PatientActorManager):
+class MemoryShortageError(RayActorError):
+    """A process was ended because its node had no memory left."""
+
+
+class PromptActorManager(RayActorManager):
     """Tune's manager of processes, which remembers the other ready events."""
 
     def __init__(self, **options: Any) -> None:
@@ -72,3 +82,16 @@ class PromptActorManager(PatientActorManager):
         if future in self._resource_manager.get_resource_futures():
             self._handle_ready_resource_future()  # type: ignore[no-untyped-call]
         return False
+
+    def _actor_start_failed(self, tracked_actor: Any, exception: Exception) -> None:
+        super()._actor_start_failed(tracked_actor, translate(exception))
+
+    def _actor_task_failed(self, tracked_actor_task: Any, exception: Exception) -> None:
+        super()._actor_task_failed(tracked_actor_task, translate(exception))
+
+
+def translate(error: Exception) -> Exception:
+    """Return the error that Tune understands."""
+    if not isinstance(error, OutOfMemoryError):
+        return error
+    return MemoryShortageError(error_msg=explain_shortage(str(error)))

@@ -13,10 +13,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Set
 from dataclasses import dataclass
 
+from eigensweep.results.trial_result import Outcome
 from eigensweep.search_spaces.labels import say_count
 from eigensweep.workers.driver.failures import MOST_HERE, Failures
 from eigensweep.workers.shared.messages import Notice, Place
-from eigensweep.workers.shared.states import Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ FIRST_LEAVE, LONGEST_LEAVE = 15.0, 600.0
 """Seconds that a node is cordoned after its first failure, and at most."""
 
 NOWHERE = "unknown"
-"""Stands for the id of a node whose report names none."""
+"""The id of a node if the report names no node."""
 
 SILENT_SECONDS = 30.0
 """Seconds without new trials for a node that did not answer after the loss of a process. Ray gives

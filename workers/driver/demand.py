@@ -32,7 +32,7 @@ Labels = Mapping[str, str]
 
 
 def bundles_of(share: Share, trials: int) -> list[Bundle]:
-    """Return what so many trials at once want: a bundle for each trial, or for each engine.
+    """Return the bundles of `trials` at once: one for each trial, or for each engine.
 
     >>> bundles_of(Share({"CPU": 2.0}), 2)
     [{'CPU': 2.0}, {'CPU': 2.0}]
@@ -79,21 +79,18 @@ class Wishes:
                 self._requested = requested
 
 
-class DemandActor:
+class DemandActor(Wishes):
     """The one place of a cluster where wishes are added up."""
 
     def __init__(self) -> None:
-        self._wishes = Wishes(_request)
+        super().__init__(_request)
         threading.Thread(target=self._forget, daemon=True).start()
-
-    def wish(self, experiment: str, bundles: list[Bundle], labels: Labels) -> None:
-        self._wishes.wish(experiment, bundles, labels)
 
     def _forget(self) -> None:
         """Forget the wishes of dead drivers, for as long as this process lives."""
         while True:
             time.sleep(KEPT_SECONDS / 4)
-            self._wishes.add_up()
+            self.add_up()
 
 
 def _request(bundles: list[Bundle], labels: list[Labels]) -> None:

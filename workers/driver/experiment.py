@@ -22,18 +22,12 @@ import optuna
 from ray import tune
 
 from eigensweep.results.ranking import OBJECTIVE
+from eigensweep.results.trial_result import Metrics
 from eigensweep.search_spaces.memory import limit_memory, reserve_memory
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.workers.driver.capacity import (
-    count_slots,
-    explain_no_slot,
-    find_draining,
-    find_nodes,
-    find_parts,
-    find_silent_nodes,
-)
+from eigensweep.workers.driver import capacity
 from eigensweep.workers.driver.cordons import Cordons
 from eigensweep.workers.driver.corpora import SharedCorpora
 from eigensweep.workers.driver.cpu_nodes import CPU_NODES
@@ -44,7 +38,6 @@ from eigensweep.workers.driver.lanes import choose_lanes
 from eigensweep.workers.driver.leaders import config_to_train
 from eigensweep.workers.driver.report import write_report
 from eigensweep.workers.driver.schedulers import Past, make_scheduler
-from eigensweep.workers.driver.searcher import LIVE
 from eigensweep.workers.driver.stalls import StallWatch, read_progress
 from eigensweep.workers.driver.stopping import StopReason
 from eigensweep.workers.driver.store_marker import StoreMarker, find_missing_commit
@@ -61,7 +54,6 @@ from eigensweep.workers.shared.files import is_url
 from eigensweep.workers.shared.ledger import Ledger, StaleWriteError, TrialEntry
 from eigensweep.workers.shared.messages import (
     DriverOptions,
-    Metrics,
     Notice,
     Order,
     Params,
@@ -106,7 +98,6 @@ def run_experiment(experiment: str, spec: SpecJson, ledger: Ledger, options: Dri
         StaleWriteError: if another driver has taken over. An exception is not recorded: the caller
             starts another driver.
     """
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
     ExperimentDriver(experiment, ExperimentSpec.from_stored(spec), ledger, options).run()
 
 
@@ -116,6 +107,7 @@ class ExperimentDriver:
     def __init__(
         self, experiment: str, spec: ExperimentSpec, ledger: Ledger, options: DriverOptions
     ) -> None:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.experiment, self.spec, self.ledger, self.options = experiment, spec, ledger, options
         better, resume_state = spec.objective_metric.better, ledger.resume_state()
         self.tracker: Tracker | None = None
@@ -129,7 +121,7 @@ class ExperimentDriver:
             Study(spec),
             retries=options.retries,
             watch=self.tracker.see if self.tracker else lambda entry: None,
-            cordons=Cordons(lambda: find_nodes(self.share), find_silent_nodes),
+            cordons=Cordons(lambda: capacity.find_nodes(self.share), capacity.find_silent_nodes),
             take_over=partial(take_over, store, experiment),
             resume_state=resume_state,
         )
@@ -169,7 +161,7 @@ class ExperimentDriver:
         self._is_crowded_out = False
         """Whether Tune was stopped because other experiments have all slots."""
         self._waits_for_others = False
-        self._draining = Draining(experiment, options.storage, self._watch, find_draining)
+        self._draining = Draining(experiment, options.storage, self._watch, capacity.find_draining)
         self._paused_at: float | None = None
         self._has_given_up = False
         """Whether a pause was asked for, because trials fail one after another."""
@@ -253,15 +245,13 @@ class ExperimentDriver:
             self._wait_for_room()
         if self.must_stop():
             return
-        if self.sweep.prepare_next() and not count_slots(self.share):
-            self.sweep.cancel(f"resources: {explain_no_slot(self.share)}", "failed")
+        if self.sweep.prepare_next() and not capacity.count_slots(self.share):
+            self.sweep.cancel(f"resources: {capacity.explain_no_slot(self.share)}", "failed")
         elif self.sweep.prepare_next():
             self._choose_lanes()
-            LIVE[self.experiment] = self
             try:
                 self._run_in_turns()
             finally:
-                del LIVE[self.experiment]
                 self._wish([])
         if not self.sweep.is_over and not self.why_stop.is_pause:
             raise RuntimeError("Ray Tune returned although trials are open")
@@ -286,7 +276,7 @@ class ExperimentDriver:
         self.sweep.hold()
         self._paused_at = self._paused_at or time.monotonic()
         is_late = time.monotonic() >= self._paused_at + PAUSE_SECONDS
-        return is_late or not self.sweep.is_training
+        return is_late or not self.sweep.training
 
     def _tell(self) -> None:
         """Record why the experiment makes slow progress, if that has changed."""
@@ -300,7 +290,7 @@ class ExperimentDriver:
                 logger.warning("%s experiment=%s", low.words, self.experiment)
             self.ledger.record_notices(notices)
             self._told = notices
-        waits = self._fair.has_no_place and not self.sweep.is_training
+        waits = self._fair.has_no_place and not self.sweep.training
         if waits and not self._waits_for_others:
             self.ledger.record_phase("waiting_for_room")
         self._waits_for_others = waits
@@ -384,18 +374,18 @@ class ExperimentDriver:
     def _count_for_each_gpu(self) -> int | None:
         """Return how many trials each GPU gets if all get equally many; None: any number."""
         trials = [count for count in (self.sweep.left, *self._bounds()) if count is not None]
-        engines = count_slots(self.share) // self.share.trials
+        engines = capacity.count_slots(self.share) // self.share.trials
         if not (self.spec.resources.gpus and trials and engines > 1):
             return None
         return -(-min(trials) // engines)
 
     def _run_tune(self) -> None:
         """Run Ray Tune until the sweep is over. What it writes is never read back."""
-        os.environ.update(TUNE_SETTINGS)  # the same for each experiment of this process
+        os.environ.update(TUNE_SETTINGS)
         sys.setswitchinterval(SWITCH_SECONDS)
         folder = self._own_folder() / "tune"
         shutil.rmtree(folder, ignore_errors=True)
-        run_tune(self.experiment, self._scheduler(), folder)
+        run_tune(self.experiment, self, self._scheduler(), folder)
         shutil.rmtree(folder, ignore_errors=True)
 
     def _own_folder(self) -> Path:
@@ -420,7 +410,7 @@ class ExperimentDriver:
         trials = most if startable is None else min(startable, most)
         # One at least: whether the search has an end is known when it is asked for more.
         memory = -(-(unshared_bytes() or 0) // MEMORY_STEP) * MEMORY_STEP
-        return Demand(max(1, trials), find_parts(self.share), memory, os.getpid())
+        return Demand(max(1, trials), capacity.find_parts(self.share), memory, os.getpid())
 
     def _bounds(self) -> list[int]:
         bounds = (self.options.concurrency, self.spec.limits.concurrency)
@@ -432,7 +422,7 @@ class ExperimentDriver:
         The answer is kept for `LOOK_SECONDS`, since nodes join and leave.
         """
         if time.monotonic() >= self._looked_at + LOOK_SECONDS:
-            self._slots, self._looked_at = count_slots(self.share), time.monotonic()
+            self._slots, self._looked_at = capacity.count_slots(self.share), time.monotonic()
             left = self._slots + 1 if self.sweep.left is None else self.sweep.left
             self._wish(bundles_of(self.asked, min([left, *self._bounds()])))
         return self._slots
@@ -472,7 +462,7 @@ class ExperimentDriver:
         state = self.ledger.end(state, error)
         logger.info("experiment ended experiment=%s state=%s", self.experiment, state)
         if self.tracker is None:
-            self.ledger.set_tracked(None)
+            self.ledger.set_tracked()
         else:
             folder = self._own_folder() / "report"
             report = write_report(folder, self.spec, self.ledger.walk(), state)

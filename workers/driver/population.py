@@ -13,7 +13,6 @@ is clearly better than the baseline, the others train on as they are.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from random import Random
 
 from eigensweep.direction import Better, sign
@@ -26,17 +25,8 @@ from eigensweep.workers.shared.ledger import TrialEntry
 from eigensweep.workers.shared.messages import Params, Takeover
 
 
-@dataclass(frozen=True)
-class Standing:
-    """Where a trial stands at the end of a round."""
-
-    number: int
-    value: float | None
-    """Its latest value of the objective's metric; None if it diverged."""
-
-
 def choose_sources(
-    standings: Sequence[Standing],
+    values: Mapping[int, float | None],
     most: int,
     *,
     better: Better,
@@ -45,16 +35,17 @@ def choose_sources(
 ) -> dict[int, int]:
     """Return each trial that is replaced, and the trial that it is replaced by.
 
+    `values` has each trial's latest value of the objective's metric, None if it diverged.
     The `most` worst are replaced, once a trial is better than `good_enough`, and all that diverged.
     Each takes one of the `most` best, every one with the same probability.
 
-    >>> four = [Standing(number, value) for number, value in enumerate([0.3, 0.1, 0.4, 0.2])]
-    >>> choose_sources(four, 1, better="lower", good_enough=None, rng=Random(0))
+    >>> values = {0: 0.3, 1: 0.1, 2: 0.4, 3: 0.2}
+    >>> choose_sources(values, 1, better="lower", good_enough=None, rng=Random(0))
     {2: 1}
     """
-    costs = {each.number: sign(better) * each.value for each in standings if each.value is not None}
+    costs = {n: sign(better) * value for n, value in values.items() if value is not None}
     ranked = sorted(costs, key=lambda number: (costs[number], number))
-    replaced = [each.number for each in standings if each.value is None]
+    replaced = [number for number, value in values.items() if value is None]
     if good_enough is None or (costs and costs[ranked[0]] < sign(better) * good_enough):
         more = min(max(0, most - len(replaced)), len(ranked) // 2)
         replaced += ranked[len(ranked) - more :]
@@ -101,12 +92,10 @@ class PopulationRound:
         assert self.end is not None
         metric, settings = self._spec.objective_metric, self._spec.scheduler
         rng = Random(f"{self._spec.search.seed}/{self.end}")
-        name, params = (
-            f"valid/{metric.name}",
-            {each.number: each.current_params for each in arrived},
-        )
+        name = f"valid/{metric.name}"
+        params = {each.number: each.current_params for each in arrived}
         sources = choose_sources(
-            [Standing(each.number, each.reports.get(self.end, {}).get(name)) for each in arrived],
+            {each.number: each.reports.get(self.end, {}).get(name) for each in arrived},
             count_replaced(self._spec, len(arrived)),
             better=metric.better,
             good_enough=settings.good_enough(self._spec.baseline, metric.better),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ GENERATION = "NSGAIISampler:generation"
 
 FEWEST_EARLIER = 4
 """The least number of earlier results from which CMA-ES takes its first distribution."""
+ONE_IN = 10
+"""The distribution is that of the best tenth of them (`cmaes.get_warm_start_mgd`)."""
 
 
 def make_sampler(
@@ -121,4 +124,6 @@ def _find_earlier(told: Sequence[FrozenTrial]) -> list[FrozenTrial] | None:
         }
         params = {name: trial.params[name] for name in among}
         found.append(create_trial(params=params, distributions=among, value=trial.value))
-    return found if len(found) >= FEWEST_EARLIER else None
+    if len(found) < FEWEST_EARLIER:
+        return None
+    return found * math.ceil(ONE_IN / len(found))  # of fewer than ten, CMA-ES would take none

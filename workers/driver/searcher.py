@@ -1,23 +1,18 @@
-"""What Ray Tune calls: a searcher, a recorder of reports and ends, and a stopper.
-
-Tune pickles and copies all three, so they hold only the experiment's id, under which `LIVE` has the
-sweep. Tune's loop calls them one at a time.
-"""
+"""What Ray Tune calls, one at a time: a search, a recorder of reports and ends, and a stopper."""
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final, Protocol
 
 import ray
 from ray import tune
 from ray.tune.experiment import Trial
-from ray.tune.search import Searcher, SearchGenerator
+from ray.tune.search import SearchAlgorithm
 from ray.tune.stopper import Stopper
 
-from eigensweep.workers.driver.memory_shortages import MemoryShortageError
+from eigensweep.workers.driver.actor_events import MemoryShortageError
 from eigensweep.workers.driver.places import find_place
 from eigensweep.workers.driver.sweep import Sweep
 from eigensweep.workers.driver.trainable import TrialTrainable
@@ -62,32 +57,6 @@ class Live(Protocol):
         """Return what the store lacks of what a report says is committed; None: nothing."""
 
 
-LIVE: dict[str, Live] = {}
-"""The experiments that are driven in this process."""
-
-
-class ExperimentSearcher(Searcher):
-    """Hands out the sweep's jobs."""
-
-    def __init__(self, experiment: str) -> None:
-        super().__init__()
-        self.experiment = experiment
-
-    def suggest(self, trial_id: str) -> OrderJson | None:
-        order = LIVE[self.experiment].next_order()
-        return None if order is None else OrderJson(order.to_dict())
-
-    def on_trial_complete(self, trial_id: str, result: object = None, error: bool = False) -> None:
-        """Do nothing: the recorder is told the same, with the whole result and the error."""
-
-    def save(self, checkpoint_path: str) -> None:
-        """Write an empty file: Tune's snapshots are never read back."""
-        Path(checkpoint_path).touch()
-
-    def restore(self, checkpoint_path: str) -> None:
-        raise NotImplementedError("a driver starts from the ledger, never from Tune's snapshot")
-
-
 class OrderJson(dict[str, object]):
     """An order as plain data. Tune copies it deeply for each process; nobody changes it."""
 
@@ -124,41 +93,36 @@ class OwnTrial(Trial):
         super().handle_error(exc)
 
 
-class ExperimentSearch(SearchGenerator):
-    """The searcher as Tune asks it: finished when no trial waits, or none may begin now.
+class ExperimentSearch(SearchAlgorithm):
+    """Hands out the sweep's jobs; finished when no trial waits, or none may begin now.
 
     A finished search may go on later, because a trial whose process dies waits again, or because
     another trial may begin. Tune keeps one idle process for the next trial and ends it when the
     search is finished, so that other experiments can use its slot while the last trials train.
     """
 
-    def __init__(self, experiment: str) -> None:
-        super().__init__(ExperimentSearcher(experiment))
-        self.experiment = experiment
+    def __init__(self, live: Live, asked: Mapping[str, Any]) -> None:
+        """`asked` has what is the same for all of Tune's trials."""
+        self._live, self._asked = live, asked
 
-    def create_trial_if_possible(self, experiment_spec: Any) -> OwnTrial | None:
-        """Return the next trial, None if there is none now.
-
-        Tune's own method copies the settings that all trials share and parses them as a command
-        line, which takes longer than all the rest.
-        """
-        trial_id = Trial.generate_id()  # type: ignore[no-untyped-call]
-        order = self.searcher.suggest(trial_id)
+    def next_trial(self) -> OwnTrial | None:
+        order = None if self.is_finished() else self._live.next_order()
         if order is None:
             return None
-        same = {name: experiment_spec[name] for name in SAME_FOR_ALL}
-        return OwnTrial(experiment_spec["run"], config=order, trial_id=trial_id, **same)
+        same = {name: self._asked[name] for name in SAME_FOR_ALL}
+        trial_id = Trial.generate_id()  # type: ignore[no-untyped-call]
+        config = OrderJson(order.to_dict())
+        return OwnTrial(self._asked["run"], config=config, trial_id=trial_id, **same)
 
     def is_finished(self) -> bool:
-        live = LIVE[self.experiment]
-        return live.sweep.is_handed_out or live.is_full()
+        return self._live.sweep.is_handed_out or self._live.is_full()
 
 
 class Recorder(tune.Callback):
     """Writes what happens to trials into the sweep, and through it into ledger and Optuna."""
 
-    def __init__(self, experiment: str) -> None:
-        self.experiment = experiment
+    def __init__(self, live: Live) -> None:
+        self._live, self._sweep = live, live.sweep
 
     def on_trial_start(
         self, iteration: int, trials: list[Trial], trial: Trial, **context: Any
@@ -196,7 +160,7 @@ class Recorder(tune.Callback):
         population, ends here for Tune, so that Tune keeps its process.
         """
         order, report = Order.from_dict(trial.config), trial.report
-        lack = None if report.lost else LIVE[self.experiment].find_missing_commit(order, report)
+        lack = None if report.lost else self._live.find_missing_commit(order, report)
         if lack is not None:
             report = replace(report, lost=lack, lost_by="disk")
         if report.lost is not None:
@@ -213,7 +177,8 @@ class Recorder(tune.Callback):
         elif report.outcome == "diverged" and self._sweep.waits_for_others(order.number):
             self._sweep.arrive(order.number, order.attempt, diverged=report.result)
         else:
-            last = None if report.outcome is None else _read_last(report)
+            told = RungReport(report.step, report.metrics, report.place)
+            last = None if report.outcome is None else told
             self._sweep.end(
                 order.number, report.outcome or "pruned", report.result, report.error, last
             )
@@ -241,31 +206,23 @@ class Recorder(tune.Callback):
 
         Their end is recorded already, so that the loss of the process changes nothing.
         """
-        stalled = LIVE[self.experiment].end_stalled()
+        stalled = self._live.end_stalled()
         for trial in trials if stalled else []:
             actor = trial.temporary_state.ray_actor
             number = Order.from_dict(trial.config).number
             if number in stalled and trial.status == Trial.RUNNING and actor is not None:
                 ray.kill(actor)
 
-    @property
-    def _sweep(self) -> Sweep:
-        return LIVE[self.experiment].sweep
-
 
 class Halt(Stopper):
     """Stops all trials when a person or a limit asks for it."""
 
-    def __init__(self, experiment: str) -> None:
-        self.experiment = experiment
+    def __init__(self, live: Live) -> None:
+        self._live = live
 
     def __call__(self, trial_id: str, result: object) -> bool:
         return False
 
     def stop_all(self) -> bool:
         """Return whether to stop. Tune reports no end of the trials that it stops then."""
-        return LIVE[self.experiment].must_stop()
-
-
-def _read_last(report: Report) -> RungReport:
-    return RungReport(report.step, report.metrics, report.place)
+        return self._live.must_stop()

@@ -64,7 +64,7 @@ class StallWatch:
         self._pause = min(patience_with(stall_seconds) / LOOKS, MOST_SECONDS_BETWEEN_LOOKS)
 
     def look(self, running: Callable[[], Iterable[TrialEntry]]) -> list[Stall]:
-        """Return the trials with a process that are stalled; each one once.
+        """Return the trials whose process is stalled; each trial once.
 
         Cheap to call often: the store is read a few times within the patience.
         """

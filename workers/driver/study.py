@@ -27,6 +27,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from eigensweep.direction import Better, worst_value
 from eigensweep.results.pareto import read_goals
 from eigensweep.results.ranking import OBJECTIVE
+from eigensweep.results.trial_result import Outcome
 from eigensweep.search_spaces.sections import IN_GENERATIONS, JOINT, LEARNING
 from eigensweep.search_spaces.space import Choice, Integer, Parameter, Point, Scalar, Space
 from eigensweep.search_spaces.spec import ExperimentSpec
@@ -37,7 +38,6 @@ from eigensweep.workers.driver.samplers import (
     quiet,
 )
 from eigensweep.workers.shared.ledger import NOTHING, TrialEntry
-from eigensweep.workers.shared.states import Outcome
 
 STATES: dict[Outcome, TrialState] = {
     "completed": TrialState.COMPLETE,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from eigensweep.results.racing import find_race
 from eigensweep.results.ranking import find_best, rank
+from eigensweep.results.trial_result import Metrics, Outcome, Result, Source
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig, find_code
@@ -36,8 +37,8 @@ from eigensweep.workers.shared.ledger import (
     SweepLedger,
     TrialEntry,
 )
-from eigensweep.workers.shared.messages import LostBy, Metrics, Notice, Place, Result, Source
-from eigensweep.workers.shared.states import OPEN_TRIALS, UNTRAINED, ExperimentEnd, Outcome
+from eigensweep.workers.shared.messages import LostBy, Notice, Place
+from eigensweep.workers.shared.states import OPEN_TRIALS, UNTRAINED, ExperimentEnd
 
 logger = logging.getLogger(__name__)
 
@@ -165,11 +166,6 @@ class Sweep:
         is_exhausted = self._exhausted or self._stopped is not None
         is_empty = not (self._queue or self._losses.rests or self._arrived or self._handed_out)
         return is_exhausted and is_empty
-
-    @property
-    def is_training(self) -> bool:
-        """Whether a trial has a process."""
-        return bool(self.training)
 
     @property
     def training(self) -> list[TrialEntry]:

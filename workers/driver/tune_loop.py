@@ -6,17 +6,14 @@ Tune's snapshots are not written, since nobody reads them. A process that was en
 memory counts as a dead one. A starting actor is not cancelled when another becomes idle. A subclass
 of Tune's own controller does this, whose interface is for developers (`DeveloperAPI`): `tune.Tuner`
 accepts no other controller.
-
-Several experiments may be driven in one process, each with a loop in a thread of its own.
 """
 
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from ray import tune
 from ray.tune.execution.tune_controller import TuneController
@@ -25,32 +22,17 @@ from ray.tune.schedulers import TrialScheduler
 from ray.tune.utils.log import set_verbosity
 
 from eigensweep.workers.driver.actor_events import PromptActorManager
-from eigensweep.workers.driver.searcher import LIVE, ExperimentSearch, Halt, Recorder
+from eigensweep.workers.driver.searcher import ExperimentSearch, Halt, Live, Recorder
 from eigensweep.workers.driver.trainable import TrialProcesses, TrialTrainable
 from eigensweep.workers.processes.runner import REPORT
 from eigensweep.workers.shared.messages import Order, Report
 
-SETTING_UP: Final = threading.Lock()
-"""Held while a loop is set up. Tune keeps a registry of classes once for this process: two loops
-that begin at the same moment would break it."""
 
-
-def run_tune(experiment: str, scheduler: TrialScheduler, folder: Path) -> None:
+def run_tune(experiment: str, live: Live, scheduler: TrialScheduler, folder: Path) -> None:
     """Run Tune until the search is over and no trial runs, or the experiment must stop.
 
     `folder` is what Tune wants to write to. What it writes there is never read back.
     """
-    with SETTING_UP:
-        controller = _set_up(experiment, scheduler, folder)
-    try:
-        while not controller.is_finished():
-            controller.step()
-    finally:
-        controller.cleanup()
-
-
-def _set_up(experiment: str, scheduler: TrialScheduler, folder: Path) -> Any:
-    """Return Tune's controller, ready for its first step."""
     asked = Experiment(
         experiment,
         TrialTrainable,
@@ -62,28 +44,32 @@ def _set_up(experiment: str, scheduler: TrialScheduler, folder: Path) -> Any:
         max_failures=0,
     )
     set_verbosity(0)
-    search = ExperimentSearch(experiment)
     scheduler.set_search_properties(None, None)
     controller: Any = Controller(
-        search_alg=search,
+        live,
+        search_alg=ExperimentSearch(live, asked.spec),
         scheduler=scheduler,
-        stopper=Halt(experiment),
-        callbacks=[Recorder(experiment)],
+        stopper=Halt(live),
+        callbacks=[Recorder(live)],
         trial_checkpoint_config=asked.checkpoint_config,
         storage=asked.storage,
         reuse_actors=True,
     )
-    search.add_configurations([asked])
     controller.update_max_pending_trials()
-    controller.setup_experiments([asked], search.total_samples)
-    return controller
+    controller.setup_experiments([asked], -1)
+    try:
+        while not controller.is_finished():
+            controller.step()
+    finally:
+        controller.cleanup()
 
 
 class Controller(TuneController):
     """Tune's controller, which drops trials that have ended and lets each process come up."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, live: Live, **options: Any) -> None:
         super().__init__(**options)
+        self._live = live
         resources = self._actor_manager._resource_manager
         self._actor_manager = PromptActorManager(resource_manager=resources)
         self._class_cache = TrialProcesses()
@@ -135,7 +121,7 @@ class Controller(TuneController):
             return False
         place = None if report is None else report.place
         node = None if place is None else place.node_id
-        if node is not None and LIVE[trial.config["experiment"]].should_leave(node):
+        if node is not None and self._live.should_leave(node):
             return False
         return bool(super()._maybe_cache_trial_actor(trial))
 

@@ -26,6 +26,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.code import check_code
+from eigensweep.workers.shared.durable_files import disk_failure
 from eigensweep.workers.shared.logs import LogFormat
 from eigensweep.workers.shared.messages import Code, EngineNeed, LostBy, Order, Place, Report
 from eigensweep.workers.shared.patience import START_SECONDS, patience_with
@@ -58,7 +59,7 @@ MOST_CALLS = 2_000
 """Calls that an engine takes at once: several for each trial."""
 
 JOIN_TRIES = 5
-"""How often a trial looks for an engine again when the one that it found ends."""
+"""How often a trial looks for another engine after its engine ended."""
 
 PAUSE_SECONDS = 0.5
 """Pause between two looks for an engine with a free slot."""
@@ -196,7 +197,7 @@ class EngineActor:
         """Ask the engine; if it cannot go on, that is a report, too."""
         from eigensweep.tasks.corpus import CorpusMissingError
         from eigensweep.workers.lanes.register import EngineError
-        from eigensweep.workers.trial.errors import is_of_the_device, is_of_the_disk
+        from eigensweep.workers.trial.errors import is_of_the_device
 
         assert self._engine is not None
         try:
@@ -209,9 +210,9 @@ class EngineActor:
             return Report(order.reported, lost=words, lost_by="node")
         except EngineError as error:
             # A report, because the trial's thin process would load torch to read the error itself.
-            self._is_broken = self._is_broken or self._engine.status()["error"] is not None
+            self._is_broken = self._is_broken or self._engine.is_broken
             by: LostBy = "engine"
-            if is_of_the_disk(error):
+            if disk_failure(error) is not None:
                 by = "disk"
             elif is_of_the_device(error):
                 by = "device"
@@ -227,9 +228,9 @@ class EngineActor:
     async def _look_after(self) -> None:
         """Drop trials whose processes are gone; end this process when it is idle or broken.
 
-        It also ends when its training thread hangs: a thread cannot be ended, and one that hangs
-        stops all lanes. Each trial goes on from its last commit. One that hangs once more is in the
-        end alone in a process, and `stalled`.
+        It also ends when its training thread hangs: that stops all lanes, and a thread cannot be
+        ended. Each trial goes on from its last commit. A trial that hangs again and again trains
+        in a process of its own at last, and ends as `stalled`.
         """
         while not self._is_broken and (
             self._slots or time.monotonic() - self._empty_since < IDLE_SECONDS

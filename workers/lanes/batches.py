@@ -58,8 +58,8 @@ class Batches:
         size = sum(ring[0].nbytes for ring in self._rings.values())
         self._most_kept = KEPT_BYTES // max(1, size)
         self._kept: OrderedDict[tuple[int, int], Future[Batch]] = OrderedDict()
-        """By seed and step, the one that was asked for last at the end. Trials of a search have the
-        same seeds, so one that takes a free lane later needs what others have used."""
+        """By seed and step, the last requested batch at the end. Trials of a search have the same
+        seeds, so a trial that takes a free lane later needs the batches that others have used."""
         self._pool = ThreadPoolExecutor(max(1, min(4, os.cpu_count() or 1)), "batches")
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":

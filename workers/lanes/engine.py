@@ -41,7 +41,7 @@ SLICE_SECONDS = 0.25
 """Seconds for which one group trains before the engine looks around."""
 
 LEASE_SECONDS = 120.0
-"""A trial whose caller has not asked for so long is committed and dropped."""
+"""After so long without a call of its process, a trial is committed and dropped."""
 
 WRITERS = 2
 """Threads that write commits."""
@@ -113,7 +113,7 @@ class Engine:
 
         The first call for an attempt makes the trial a member, and each further one returns the
         next report. Rungs up to `order.reported` are left out. A report with an outcome is the last
-        one. It comes after the commit of what it tells.
+        one. A report comes after the commit of the steps that it is about.
 
         Raises:
             StaleAttemptError: if the trial has a later attempt.
@@ -142,24 +142,16 @@ class Engine:
             self._register.exit(trial)
 
     def leave(self, order: Order, *, commit: bool = False) -> None:
-        """Drop a trial, without waiting for it. Its last commit stands, or what it has trained.
+        """Drop a trial, without waiting for it; with `commit`, commit first what it has trained.
 
-        A trial that is no longer wanted needs no `commit`. One that goes on elsewhere does.
+        A trial that goes on elsewhere needs the `commit`; one that ends here does not.
         """
         self._register.leave(order, commit)
 
-    def status(self) -> dict[str, object]:
-        """Return, as plain data, who is in which lane, who waits, and how busy the lanes are."""
-        with self._register.changed:
-            broken = self._register.broken
-            return {
-                "device": self.device,
-                "groups": [],
-                "waiting": [],
-                "occupancy": self.occupancy(),
-                "error": None if broken is None else str(broken),
-                **self._loop.status,
-            }
+    @property
+    def is_broken(self) -> bool:
+        """Whether the engine does not go on."""
+        return self._register.broken is not None
 
     def occupancy(self) -> dict[str, object]:
         """Return lane-seconds by what lanes did: occupied, idle though wanted, and idle."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TypeVarTuple
@@ -13,16 +14,11 @@ from eigensweep.workers.lanes.members import ALONE, MemberLane, MemberTrial, Pro
 from eigensweep.workers.lanes.register import EngineError, Register
 from eigensweep.workers.lanes.turns import LaneError
 from eigensweep.workers.shared import logs
+from eigensweep.workers.shared.durable_files import disk_failure
 from eigensweep.workers.shared.ledger import StaleWriteError
 from eigensweep.workers.shared.messages import Order, Report
 from eigensweep.workers.trial.attempt import Attempt
-from eigensweep.workers.trial.errors import (
-    describe,
-    is_of_the_device,
-    is_of_the_disk,
-    is_out_of_memory,
-    let_go,
-)
+from eigensweep.workers.trial.errors import is_of_the_device, is_out_of_memory, let_go
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +28,8 @@ Ts = TypeVarTuple("Ts")
 class Faults:
     """Judges errors: a trial's fails it alone, memory's shrinks a group, others are nobody's.
 
-    The thread that trains calls it, and `settle` also a caller whose trial cannot be opened. It
-    takes the register's lock where callers are told something.
+    The training thread calls it; `settle` is also called by the thread of a caller whose trial
+    cannot be opened. It takes the register's lock where callers are told something.
     """
 
     def __init__(
@@ -58,8 +54,9 @@ class Faults:
     def settle(self, trial: MemberTrial, error: BaseException) -> None:
         """Take in an error that was met while working for one trial."""
         with self._register.changed:
-            if is_of_the_disk(error) or is_of_the_device(error):
-                self.lose(error, for_good=not is_of_the_disk(error))
+            is_of_the_disk = disk_failure(error) is not None
+            if is_of_the_disk or is_of_the_device(error):
+                self.lose(error, for_good=not is_of_the_disk)
                 return
             if trial.error is not None or trial.has_failed:
                 return
@@ -74,14 +71,15 @@ class Faults:
                 with logs.about(*trial.subject):
                     words = "trial failed experiment=%s trial=%d step=%d error=%s"
                     logger.warning(words, *trial.subject, reached, error)
-                trial.reports.append(Report(reached, outcome="failed", error=describe(error)))
+                told = "".join(traceback.format_exception(error))
+                trial.reports.append(Report(reached, outcome="failed", error=told))
             self._register.changed.notify_all()
 
     def recover(self, group: ScheduledGroup, error: Exception) -> None:
         """Go on after a group's training has failed."""
         if is_of_the_device(error):
             self.lose(error, for_good=True)
-        elif is_of_the_disk(error):
+        elif disk_failure(error) is not None:
             self.lose(error, for_good=False)
         elif is_out_of_memory(error):
             let_go(error)  # before anything is made anew

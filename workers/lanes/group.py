@@ -60,10 +60,6 @@ class Group:
         """Number of CUDA graphs that evaluations replay."""
         return self._program.scores_captured
 
-    def fits(self, training: Training) -> bool:
-        """Tell whether a training has the shape and the device of this group."""
-        return training.device == self._device and shape_key(training.config) == self._key
-
     def join(self, training: Training) -> None:
         """Take a training into an empty lane. It leaves by `leave`, and is not run meanwhile.
 
@@ -72,10 +68,11 @@ class Group:
         """
         if training in self._joined.values():
             raise ValueError("this training has a lane already")
-        if not self.fits(training):
+        key = shape_key(training.config)
+        if (training.device, key) != (self._device, self._key):
             raise ValueError(
                 f"this group trains {self._key} on {self._device}; the training is of "
-                f"{shape_key(training.config)} on {training.device}"
+                f"{key} on {training.device}"
             )
         if not self.free:
             raise ValueError(f"all {self.lanes} lanes are taken; one that leaves makes room")

@@ -36,15 +36,15 @@ class Sharing:
     explain_alone: Callable[[TrialConfig], str | None] = explain_alone
     """Why a configuration cannot share with any other, None if it can."""
     make_group: Callable[[Training, int], SideBySide] = Group
-    """Makes an empty group for trainings like this one, with so many lanes."""
+    """Makes an empty group with that number of lanes, for trainings like the one given."""
 
 
 class Groups:
     """Makes and drops groups, and gives their lanes to replicates.
 
-    It judges no error: `Faults` does, and notes here what memory and programs allow. The thread
-    that trains has it to itself, but for the end of an engine. It holds `making` to make a group,
-    as whoever makes a training does: both use what the process has only one of.
+    It judges no error: `Faults` does, and notes here what memory and programs allow. Only the
+    training thread uses it, except at the end of an engine. That thread holds `making` to make a
+    group, and other threads hold it to make a training: both use globals of the process.
     """
 
     def __init__(self, device: str, make_group: Callable[[Training, int], SideBySide]) -> None:
@@ -148,7 +148,7 @@ class Groups:
             self.take_off(lane)
 
     def clear_empty(self, kept: int) -> int:
-        """Drop groups without trainings but for so many; return how many were dropped."""
+        """Drop all but `kept` of the groups without trainings; return how many were dropped."""
         used = {name: group.used for name, group in self._known.items() if not group.occupied}
         dropped = sorted(used, key=used.__getitem__)[: max(0, len(used) - kept)]
         for name in dropped:
@@ -181,17 +181,6 @@ class Groups:
             with suppress(Exception):  # what is lost cannot be closed well
                 group.trainer.close()
         self._known.clear()
-
-    def describe(self) -> list[dict[str, object]]:
-        """Return, as plain data, who is in which lane."""
-        return [
-            {
-                "shape": group.name,
-                "lanes": group.trainer.lanes,
-                "occupied": [lane.describe() for lane in group.occupied],
-            }
-            for group in self._known.values()
-        ]
 
     def _occupied(self) -> Iterable[ScheduledGroup]:
         return (group for group in self._known.values() if group.occupied)

@@ -82,15 +82,6 @@ class MemberLane:
         if self.writing is not None:
             self.writing.exception()
 
-    def describe(self) -> dict[str, object]:
-        order, training = self.trial.order, self.replicate.training
-        return {
-            "experiment": order.experiment,
-            "trial": order.number,
-            "seed": training.seed,
-            "step": training.step,
-        }
-
 
 @dataclass(eq=False)
 class ScheduledGroup:

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 
 from eigensweep.models.base import Model, State
 from eigensweep.models.stack import Stack
+from eigensweep.results.trial_result import Metrics
 from eigensweep.tasks.base import Batch, Split, Task
 from eigensweep.workers.lanes import graphs
 from eigensweep.workers.lanes.batches import Batches, equalise
 from eigensweep.workers.lanes.optimizers import LaneOptimizers
 from eigensweep.workers.lanes.scoring import Scorer
-from eigensweep.workers.shared.messages import Metrics
 from eigensweep.workers.trial.errors import is_of_the_device, is_out_of_memory
 from eigensweep.workers.trial.evaluation import detach, evaluate, keep_finite
 from eigensweep.workers.trial.selection import Weights

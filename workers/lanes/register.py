@@ -18,9 +18,9 @@ class EngineError(RuntimeError):
 class Register:
     """Keeps the members of an engine, hands reports to their callers, and knows when it ends.
 
-    All threads use it: callers', the one that trains, and those that write commits. `changed`
-    guards what is here and what callers see of a member, and is notified of every change. A thread
-    that holds it may make nothing on the device; the one that trains holds it for moments only.
+    All threads use it: callers, the training thread, and the writers of commits. `changed` guards
+    the register and what callers see of a member, and is notified of every change. A thread that
+    holds it may make nothing on the device, and the training thread holds it for moments only.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -122,7 +122,7 @@ class Register:
             ]
 
     def list_leaving(self, lease: float) -> list[MemberTrial]:
-        """Return those that left, have a successor, or whose callers have been gone for `lease`.
+        """Return the trials that left, have a successor, or had no caller for `lease` seconds.
 
         The earliest attempt of a trial comes first.
         """

@@ -97,8 +97,8 @@ def open_attempt(order: Order, device: str) -> Attempt:
 def gains_by_lanes(config: TrialConfig, device: str) -> bool:
     """Tell whether the replicates of this config train faster side by side in one process.
 
-    `config` is resolved. What counts is the work of PyTorch's calls that lanes share, against that
-    of the loop over time, which a core does one lane after another.
+    `config` is resolved. Lanes share the work of PyTorch's calls, but a core does the loop over
+    time for one lane after another: they gain where the calls are the larger part.
     """
     task, n = config.task, config.model.hidden_size
     if not (

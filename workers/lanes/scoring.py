@@ -22,9 +22,9 @@ from torch import Tensor
 
 from eigensweep.models.base import Model, State
 from eigensweep.models.stack import Stack
+from eigensweep.results.trial_result import Metrics
 from eigensweep.tasks.base import Batch, Split, Task
 from eigensweep.workers.lanes import graphs
-from eigensweep.workers.shared.messages import Metrics
 from eigensweep.workers.trial.evaluation import EvaluatedBatch, add_scores
 
 SEGMENT_STEPS = 4_096
@@ -217,7 +217,7 @@ class Scorer:
 
 
 def _cut(batches: Iterable[Batch]) -> Iterator[Segment]:
-    """Cut batches into segments; the first one begins anew, as does every one that says so."""
+    """Cut batches into segments; the first batch begins anew, and so does each that says so."""
     segment: list[EvaluatedBatch] = []
     steps = 0
     for number, batch in enumerate(batches):

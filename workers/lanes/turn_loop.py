@@ -45,8 +45,6 @@ class TurnLoop:
         self._slice, self._lease, self._clock = slice_seconds, lease_seconds, clock
         self.occupancy = Occupancy()
         """Changes under the register's lock."""
-        self.status: dict[str, object] = {}
-        """Who is in which lane and who waits; replaced as a whole after each turn."""
         self._looked_at = -GLANCE_SECONDS
         self._wanted_at = clock()
         """When a trial was last here."""
@@ -63,7 +61,6 @@ class TurnLoop:
         self._clear_when_idle()
         if group is not None:
             self._train(group)
-        self._publish()
         return group is not None
 
     def close(self) -> None:
@@ -82,7 +79,7 @@ class TurnLoop:
     def _waiting(self) -> list[MemberLane]:
         """Return the replicates without a lane, in the order in which they get one.
 
-        First those that their trial needs for its next rung, the trial that came first first.
+        Replicates that a trial needs for its next rung come first; among them, earlier trials.
         """
         lanes = [
             lane
@@ -244,7 +241,3 @@ class TurnLoop:
         self._commits.commit_news(trial)
         self._groups.end(trial)
         self._commits.hold(trial, trial.attempt.report_paused())
-
-    def _publish(self) -> None:
-        waiting = [lane.describe() for lane in self._waiting()]
-        self.status = {"groups": self._groups.describe(), "waiting": waiting}

@@ -31,10 +31,6 @@ class SideBySide(Protocol):
         """How many there may be at once."""
 
     @property
-    def trainings(self) -> list[Training]:
-        """Those that have joined."""
-
-    @property
     def free(self) -> int:
         """How many more may join."""
 

@@ -135,7 +135,7 @@ class Server:
         files: list[int] = []
         has_forked = False
         try:
-            if user_of(lifeline) == os.getuid():
+            if find_peer(lifeline)[1] == os.getuid():
                 word, files, _, _ = socket.recv_fds(lifeline, 1, FILES)
                 if word == FORK and len(files) == FILES:
                     self._fork(lifeline, files)
@@ -201,21 +201,12 @@ class Server:
         child.lifeline.close()
 
 
-def user_of(connection: socket.socket) -> int:
-    """Return the user id of the process at the other side of a connection."""
-    return _credentials_of(connection)[1]
-
-
-def pid_of(connection: socket.socket) -> int:
-    """Return the id of the process that began to listen at the other side of a connection."""
-    return _credentials_of(connection)[0]
-
-
-def _credentials_of(connection: socket.socket) -> tuple[int, int, int]:
+def find_peer(connection: socket.socket) -> tuple[int, int]:
+    """Return id and user id of the process that began to listen at the other side, or connected."""
     size = struct.calcsize("3i")
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    process, user, group = struct.unpack("3i", raw)
-    return process, user, group
+    process, user, _ = struct.unpack("3i", raw)
+    return process, user
 
 
 class OrderHead(TypedDict):

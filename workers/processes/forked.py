@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-from eigensweep.workers.processes.fork_server import FORK, LOOK, STALE, user_of
+from eigensweep.workers.processes.fork_server import FORK, LOOK, STALE, find_peer
 from eigensweep.workers.shared.ledger import StaleWriteError
 from eigensweep.workers.shared.messages import Order
 
@@ -134,7 +134,7 @@ def fork(config: Mapping[str, object], node_id: str | None, raylet: int) -> Fork
         except OSError as error:
             logger.warning("no process to fork from was found or started: %s", error)
             return None
-        if user_of(lifeline) != os.getuid():
+        if find_peer(lifeline)[1] != os.getuid():
             lifeline.close()
             logger.warning("the name %s belongs to another user of this machine", name)
             return None

@@ -17,15 +17,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from eigensweep.models.base import Model
 from eigensweep.results import figures
+from eigensweep.results.seeds import summarise
+from eigensweep.results.trial_result import Metrics, Outcome, ReplicateResult, Result
 from eigensweep.search_spaces.single_trial import read_trial
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.lanes.replicates import gains_by_lanes
 from eigensweep.workers.shared import spectrum_files
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.curves import CurvePoint
-from eigensweep.workers.shared.messages import ConfigJson, Metrics, ReplicateResult, Result
-from eigensweep.workers.shared.results import summarise
-from eigensweep.workers.shared.states import Outcome
+from eigensweep.workers.shared.messages import ConfigJson
 from eigensweep.workers.trial.training import Training, set_up_thread
 from eigensweep.workers.trial.weights import KeptWeights, NoWeightsError
 

@@ -7,8 +7,8 @@ import zlib
 from dataclasses import asdict, dataclass
 from typing import Final
 
+from eigensweep.results.trial_result import Metrics
 from eigensweep.workers.shared.durable_files import DamagedError
-from eigensweep.workers.shared.messages import Metrics
 
 CHECKSUM: Final = b', "crc32": '
 """Stands before the last value of a head and of a curve's line: the CRC-32 of all before it. What

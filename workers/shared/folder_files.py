@@ -17,14 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Final, NoReturn
 
-from eigensweep.workers.shared.durable_files import (
-    StoreAwayError,
-    make_folder,
-    storage_error,
-    sync_folder,
-    write_durably,
-    write_whole,
-)
+from eigensweep.workers.shared import durable_files
+from eigensweep.workers.shared.durable_files import StoreAwayError, make_folder
 
 NO_LINKS: Final = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 """What a file system answers that knows no links."""
@@ -80,7 +74,7 @@ class FolderFiles:
             make_folder(place.parent)
         elif not place.parent.exists():
             raise FileNotFoundError(place.parent)
-        write_whole(place, content)
+        durable_files.write_whole(place, content)
 
     def create(self, path: str, content: bytes, *, makes_folder: bool = True) -> bool:
         place = self._root / path
@@ -90,13 +84,13 @@ class FolderFiles:
         elif not place.parent.exists():
             raise FileNotFoundError(place.parent)
         try:
-            write_durably(draft, content, place)
+            durable_files.write_durably(draft, content, place)
             is_made = _link(draft, place)
         finally:
             with suppress(OSError):
                 draft.unlink(missing_ok=True)
         if is_made:
-            sync_folder(place.parent)
+            durable_files.sync_folder(place.parent)
         return is_made
 
     def remove(self, path: str) -> None:
@@ -127,7 +121,7 @@ class FolderFiles:
     def fail(self, act: str, path: str, error: Exception) -> NoReturn:
         if not isinstance(error, OSError):
             raise error
-        raise storage_error(act, self._root / path, error) from error
+        raise durable_files.storage_error(act, self._root / path, error) from error
 
     @contextmanager
     def _told(self, act: str, path: str) -> Iterator[Path]:

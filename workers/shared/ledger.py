@@ -13,23 +13,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol, cast
 
+from eigensweep.results.trial_result import Metrics, Outcome, Result, Source
 from eigensweep.workers.shared.fair_shares import Allotment, Demand
-from eigensweep.workers.shared.messages import (
-    ConfigJson,
-    Metrics,
-    Notice,
-    Params,
-    Place,
-    Result,
-    Source,
-    Takeover,
-)
+from eigensweep.workers.shared.messages import ConfigJson, Notice, Params, Place, Takeover
 from eigensweep.workers.shared.states import (
     OPEN_TRIALS,
     OUTCOMES,
     ExperimentEnd,
     Intent,
-    Outcome,
     Phase,
     TrialState,
     brings_back,
@@ -365,28 +356,19 @@ class ShareLedger(Protocol):
 class DeliveryLedger(Protocol):
     """What MLflow holds of one experiment."""
 
-    def set_run(self, number: int | None, run_id: str, project_id: str) -> None:
-        """Record the MLflow run of a trial, or of the experiment (number None).
-
-        `project_id` names the experiment of MLflow's that holds the run.
-        """
+    def set_run(self, run_id: str, project_id: str) -> None:
+        """Record the experiment's own MLflow run, and the experiment of MLflow's that holds it."""
 
     def experiment_run(self) -> str | None:
         """Return the experiment's own MLflow run, once known."""
 
-    def set_tracked(self, number: int | None) -> None:
-        """Record that MLflow holds all of a trial (or, number None, all of the experiment).
-
-        Notices of an experiment are forgotten with that.
-        """
+    def set_tracked(self) -> None:
+        """Record that MLflow holds all of the experiment, and forget its notices."""
 
     def set_delivered(
         self, runs: Mapping[int, str], project_id: str, whole: Collection[int]
     ) -> None:
-        """Record the MLflow runs of trials, and the trials of which MLflow holds all: in one write.
-
-        It is what `set_run` and `set_tracked` record of one trial.
-        """
+        """Record the MLflow runs of trials, and which trials MLflow holds whole: in one write."""
 
 
 class SweepLedger(TrialLedger, ResultLedger, Protocol):

@@ -9,11 +9,7 @@ from __future__ import annotations
 from typing import Final, Literal, get_args
 
 from eigensweep.results.ranking import RANKED
-
-Outcome = Literal[
-    "completed", "pruned", "diverged", "stalled", "failed", "cancelled", "reused", "invalid"
-]
-"""How a trial can end."""
+from eigensweep.results.trial_result import Outcome
 
 OpenTrialState = Literal["waiting", "running"]
 """A trial that has not ended: it waits for a process, or it has one."""

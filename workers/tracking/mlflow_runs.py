@@ -9,18 +9,19 @@ from __future__ import annotations
 import json
 import logging
 import os
-import threading
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from eigensweep.workers.shared.curves import CurvePoint
-from eigensweep.workers.tracking.run_writes import PATH, is_kept_by_server
+from eigensweep.workers.tracking.run_writes import PATH, RunWrite, is_kept_by_server, next_request
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -47,6 +48,18 @@ EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 
 VIEW = "mlflow.sharedViewState."
 """What begins the name of the tag that says how MLflow's page shows an experiment's runs."""
+
+NAMES: Final = uuid.UUID("8ca1d0a4-5b0b-4a3f-9c63-1b5f8f0e2d57")
+"""What the ids of runs on a server of ours are made under."""
+
+MOST_DELETED: Final = 100
+"""How often a run may be deleted and made again, at most."""
+
+AT_ONCE: Final = 8
+"""Runs that are written at once to a server of somebody else's; more would only wait for it."""
+
+Key = tuple[int | None, int | None]
+"""Trial and seed of a run: no seed for a trial's own run, neither for the experiment's."""
 
 MOST_METRICS, MOST_PARAMS, LONGEST_PARAM, LONGEST_TAG, LONGEST_NAME = 1000, 100, 500, 5000, 250
 
@@ -120,10 +133,14 @@ def load_client() -> type[MlflowClient]:
 
 
 class Runs:
-    """The runs of one experiment, written one after the other. Threads may share it."""
+    """The runs of one experiment: what is written to them waits for `flush`.
 
-    at_once = 4
-    """How many threads may write at once; more of them only wait for the server."""
+    A server of ours takes many runs in one request, and there a run's id follows from experiment,
+    trial and seed. So a request whose answer was lost, and one that arrives after its driver's
+    death, write what the next one writes. A run with the tags of the experiment and another id is
+    none of its runs: anybody may have written them. Any other server makes each run, and its id, at
+    once, and is sent one run after the other.
+    """
 
     def __init__(self, uri: str, project: str, experiment: str) -> None:
         """Connect, and send nothing yet. The caller tries again, so MLflow's client does not."""
@@ -132,15 +149,15 @@ class Runs:
         self._project_id: str | None = None
         self._place: str | None = None
         self._is_ours: bool | None = None
-        self._known: dict[tuple[int | None, int | None], str] = {}
+        self._known: dict[Key, str] = {}
         self._seeds: dict[int, dict[int, str]] = {}
         """The runs of replicates by trial and seed, which `_known` has, too."""
-        self._deleted: Counter[tuple[int | None, int | None]] = Counter()
+        self._deleted: Counter[Key] = Counter()
+        self._waiting: dict[str, RunWrite] = {}
         self._start_times: dict[str, int] = {}
         self._over: set[str] = set()
         self._params: dict[str, Mapping[str, str]] = {}
         self._sure = False
-        self._finding = threading.Lock()
         self.refused: dict[str, str] = {}
         """Artifacts that were not taken, by their names, and why."""
 
@@ -168,8 +185,28 @@ class Runs:
         return self._is_ours
 
     def flush(self) -> dict[str, str]:
-        """Send what is waiting: nothing, since each request is sent at once."""
-        return {}
+        """Send what is waiting; return the runs that MLflow refuses, with the reason.
+
+        After an error, what was not taken still waits.
+        """
+        if self._waiting and not self.is_ours():
+            return self._flush_singly()
+        refused: dict[str, str] = {}
+        while request := next_request(self._waiting.values()):
+            refused |= self._write(request)
+            for part in request:
+                if part.run_id in refused or self._waiting[part.run_id].drop(part):
+                    del self._waiting[part.run_id]
+        return refused
+
+    def flush_all(self) -> None:
+        """Send what is waiting.
+
+        Raises:
+            MlflowRefusedError: if MLflow will not take some of it.
+        """
+        for words in self.flush().values():
+            raise MlflowRefusedError(words)
 
     def get(
         self,
@@ -180,9 +217,8 @@ class Runs:
         parent: str | None = None,
     ) -> str:
         """Return the run of a replicate, a trial (seed None) or the experiment, made once."""
-        with self._finding:
-            if not self._sure:
-                self._find()
+        if not self._sure:
+            self._find()
         known = self._known.get((number, seed))
         if known is not None:
             return known
@@ -209,7 +245,7 @@ class Runs:
                 self._start_times.pop(run_id, None)
                 self._over.discard(run_id)
 
-    def _know(self, key: tuple[int | None, int | None], run_id: str, start_time: int) -> None:
+    def _know(self, key: Key, run_id: str, start_time: int) -> None:
         """Remember which run a trial and a seed have; the first counts."""
         known = self._known.setdefault(key, run_id)
         self._start_times[run_id] = start_time
@@ -219,8 +255,15 @@ class Runs:
 
     def begin_again(self, run_id: str) -> None:
         """Record that a run that had ended goes on; how it had ended is no longer said."""
-        _ask(lambda: self._client.update_run(run_id, "RUNNING"))
         self._over.discard(run_id)
+        write, is_ours = self._waiting.get(run_id), self.is_ours()
+        if write is not None:
+            write.status, write.end_time = "RUNNING" if is_ours else None, None
+            for tag in (OUTCOME, ERROR):
+                write.tags.pop(tag, None)
+            if is_ours:
+                return
+        _ask(lambda: self._client.update_run(run_id, "RUNNING"))
         for tag in (OUTCOME, ERROR):
             with suppress(MlflowRefusedError):  # it has no such tag
                 _ask(partial(self._client.delete_tag, run_id, tag))
@@ -267,35 +310,32 @@ class Runs:
         return self._start_times[run_id]
 
     def send(self, run_id: str, content: RunContent) -> None:
-        """Send a content in as few requests as MLflow allows."""
-        from mlflow.entities import Metric, Param, RunTag
-
-        metrics = [
-            Metric(name, value, point.timestamp_ms, point.step)
+        """Have a content written."""
+        if content == RunContent():
+            return
+        write = self._write_of(run_id)
+        write.params |= {k: str(v)[:LONGEST_PARAM] for k, v in content.params.items()}
+        write.tags |= {k: v[:LONGEST_TAG] for k, v in content.tags.items()}
+        write.points += [
+            (name, value, point.timestamp_ms, point.step)
             for point in content.points
             for name, value in point.metrics.items()
         ]
-        params = [Param(k, str(v)[:LONGEST_PARAM]) for k, v in content.params.items()]
-        tags = [RunTag(k, v[:LONGEST_TAG]) for k, v in content.tags.items()]
-        while metrics or params or tags:
-            now: list[Metric] = metrics[: MOST_METRICS - MOST_PARAMS]
-            with_params, with_tags = params[:MOST_PARAMS], tags[:MOST_PARAMS]
-            self._log_batch(run_id, now, with_params, with_tags)
-            metrics = metrics[len(now) :]
-            params, tags = params[len(with_params) :], tags[len(with_tags) :]
 
     def end(self, run_id: str, status: str) -> None:
-        """Record that a run is over: FINISHED, FAILED or KILLED."""
-        _ask(lambda: self._client.set_terminated(run_id, status))
+        """Have a run ended: FINISHED, FAILED or KILLED."""
+        write = self._write_of(run_id)
+        write.status, write.end_time = status, int(time.time() * 1000)
 
     def keep_text(self, run_id: str, text: str, name: str) -> None:
-        """Keep a text as an artifact."""
-        self._keep_if_possible(
-            lambda: self._put(run_id, lambda: self._client.log_text(run_id, text, name)), name
-        )
+        """Have a text kept as an artifact."""
+        if self.is_ours() and not is_kept_by_server(self.artifacts()):
+            self.refused[name] = ELSEWHERE
+            return
+        self._write_of(run_id).texts[name] = text
 
     def keep_file(self, run_id: str, path: Path, folder: str) -> None:
-        """Keep a file as an artifact."""
+        """Keep a file as an artifact, now."""
         self._keep_if_possible(lambda: self.keep_all(run_id, [path], folder), path.name)
 
     def keep_all(self, run_id: str, paths: Iterable[Path], folder: str) -> None:
@@ -324,20 +364,79 @@ class Runs:
             logger.warning("artifact not kept name=%s error=%s", name, error)
             self.refused[name] = str(error)
 
-    def _make(self, key: tuple[int | None, int | None], tags: Mapping[str, str], name: str) -> str:
+    def _make(self, key: Key, tags: Mapping[str, str], name: str) -> str:
         """Make the run of a trial and a seed, which is not there; return its id."""
-        now = int(time.time() * 1000)
+        now, name = int(time.time() * 1000), name[:LONGEST_NAME]
+        if self.is_ours():
+            run_id = self._name(key, self._deleted[key])
+            self._waiting[run_id] = RunWrite(run_id, name, now, dict(tags))
+            self._know(key, run_id, now)
+            return run_id
         try:
-            run = _ask(
-                lambda: self._client.create_run(
-                    self.project_id, now, dict(tags), name[:LONGEST_NAME]
-                )
-            )
+            run = _ask(lambda: self._client.create_run(self.project_id, now, dict(tags), name))
         except BaseException:
             self._sure = False  # if only the answer was lost, the run exists all the same
             raise
         self._remember(run)
         return run.info.run_id
+
+    def _name(self, key: Key, deleted: int) -> str:
+        """Return the id of a run of ours, of which people have deleted so many before."""
+        number, seed = key
+        return uuid.uuid5(NAMES, f"{self._experiment}/{number}/{seed}/{deleted}").hex
+
+    def _write_of(self, run_id: str) -> RunWrite:
+        if run_id not in self._waiting:
+            self._waiting[run_id] = RunWrite(run_id, "", self._start_times[run_id])
+        return self._waiting[run_id]
+
+    def _write(self, request: list[RunWrite]) -> dict[str, str]:
+        """Write many runs in one request; return those that are refused, and why."""
+        content = {"project": self.project_id, "runs": [each.to_dict() for each in request]}
+        answer = self._post(PATH, content)
+        if answer.status == 200:
+            found: dict[str, str] = answer.content["refused"]
+            return found
+        words = f"status {answer.status}: {answer.content}"
+        raise MlflowRefusedError(words) if answer.status in (400, 404) else AwayError(words)
+
+    def _flush_singly(self) -> dict[str, str]:
+        with ThreadPoolExecutor(AT_ONCE, "delivery") as pool:
+            problems = list(pool.map(self._try_to_write_alone, self._waiting.values()))
+        found = dict(zip(self._waiting, problems, strict=True))
+        away = next((each for each in problems if isinstance(each, AwayError)), None)
+        for run_id, problem in found.items():
+            if problem is None or away is None:
+                del self._waiting[run_id]
+        if away is not None:
+            raise away
+        return {run_id: str(problem) for run_id, problem in found.items() if problem is not None}
+
+    def _try_to_write_alone(self, write: RunWrite) -> AwayError | MlflowRefusedError | None:
+        try:
+            self._write_alone(write)
+        except (AwayError, MlflowRefusedError) as error:
+            return error
+        return None
+
+    def _write_alone(self, write: RunWrite) -> None:
+        """Write one run in as few of MLflow's own requests as it allows."""
+        from mlflow.entities import Metric, Param, RunTag
+
+        log, run_id = partial(self._client.log_batch, write.run_id, synchronous=True), write.run_id
+        metrics = [Metric(*each) for each in write.points]
+        params = [Param(*each) for each in write.params.items()]
+        tags = [RunTag(*each) for each in write.tags.items()]
+        while metrics or params or tags:
+            now: list[Metric] = metrics[: MOST_METRICS - MOST_PARAMS]
+            with_params, with_tags = params[:MOST_PARAMS], tags[:MOST_PARAMS]
+            _ask(partial(log, metrics=now, params=with_params, tags=with_tags))
+            metrics = metrics[len(now) :]
+            params, tags = params[len(with_params) :], tags[len(with_tags) :]
+        for name, text in write.texts.items():
+            self._keep_if_possible(partial(self._client.log_text, run_id, text, name), name)
+        if write.status is not None:
+            _ask(partial(self._client.set_terminated, run_id, write.status, write.end_time))
 
     def _post(self, path: str, content: Mapping[str, object]) -> MlflowAnswer:
         """Send a request that MLflow's client does not know, as that client sends its own."""
@@ -353,9 +452,6 @@ class Runs:
             return MlflowAnswer(answer.status_code, answer.json())
         except ValueError:
             return MlflowAnswer(answer.status_code, answer.text[:LONGEST_PARAM])
-
-    def _log_batch(self, run_id: str, metrics: Any, params: Any, tags: Any) -> None:
-        _ask(lambda: self._client.log_batch(run_id, metrics, params, tags, synchronous=True))
 
     def _find(self) -> None:
         """Find the project, made if need be, and every run of the experiment that is there."""
@@ -396,9 +492,10 @@ class Runs:
                 _ask(partial(self._client.set_experiment_tag, found.experiment_id, name, value))
         return found.experiment_id
 
-    def _is_own(self, key: tuple[int | None, int | None], run_id: str) -> bool:
+    def _is_own(self, key: Key, run_id: str) -> bool:
         """Return whether a run with the tags of the experiment is one of its runs."""
-        return True
+        own = (self._name(key, deleted) for deleted in range(MOST_DELETED))
+        return not self.is_ours() or run_id in own
 
     def _remember(self, run: Run) -> None:
         key = _read_key(run.data.tags)
@@ -415,7 +512,7 @@ class Runs:
             self._over.add(run.info.run_id)
 
 
-def _read_key(tags: Mapping[str, str]) -> tuple[int | None, int | None] | None:
+def _read_key(tags: Mapping[str, str]) -> Key | None:
     """Return the trial and the seed that the tags of a run name; None: that is no number."""
     number, seed = tags.get(TRIAL), tags.get(SEED)
     try:

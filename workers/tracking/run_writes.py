@@ -1,7 +1,7 @@
 """What is to be written to runs of MLflow, many of them in one request to a server of ours.
 
-Plain data: what the tracker's `BatchedRuns` sends is read by the service's `mlflow_writer`. A
-server of somebody else's does not know the request, and is sent one run after the other.
+Plain data: what `Runs` sends is read by the service's `mlflow_writer`. A server of somebody else's
+does not know the request, and is sent one run after the other.
 """
 
 from __future__ import annotations

@@ -11,10 +11,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
@@ -23,15 +21,15 @@ from typing import Final
 
 from eigensweep.direction import sign
 from eigensweep.results.ranking import OBJECTIVE
+from eigensweep.results.trial_result import Measures, Metrics, Result, Source, find_ratio
 from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.durable_files import DamagedError, StorageError
 from eigensweep.workers.shared.kept_files import BEST
 from eigensweep.workers.shared.ledger import DeliveryLedger, TrialEntry
-from eigensweep.workers.shared.messages import Measures, Metrics, Notice, Result, Source
+from eigensweep.workers.shared.messages import Notice
 from eigensweep.workers.shared.states import ExperimentEnd
-from eigensweep.workers.tracking.batched_runs import open_runs
 from eigensweep.workers.tracking.mlflow_runs import (
     ERROR,
     LONGEST_PARAM,
@@ -71,16 +69,8 @@ LONGEST_WORDS: Final = 300
 REPORT: Final = "report"
 """Folder of an experiment's report among the artifacts of its run."""
 
-THREAD: Final = "tracking"
-"""Name of the thread that delivers."""
-
 STATUS = {"failed": "FAILED", "cancelled": "KILLED", "stalled": "KILLED"}
 """How a run ends in MLflow; FINISHED where nothing is said here."""
-
-
-def is_delivering() -> bool:
-    """Return whether a tracker of this process is at work, such as one that was abandoned."""
-    return any(thread.name == THREAD for thread in threading.enumerate())
 
 
 @dataclass
@@ -176,7 +166,7 @@ class Tracker:
         """What MLflow will never take, and why."""
         self._wake, self._over = threading.Event(), threading.Event()
         self._is_awaited, self._caught_up = False, threading.Event()
-        self._thread = threading.Thread(target=self._deliver_all, name=THREAD, daemon=True)
+        self._thread = threading.Thread(target=self._work, name="tracking", daemon=True)
 
     def start(self) -> None:
         """Begin to deliver."""
@@ -251,10 +241,6 @@ class Tracker:
             words = f"{who} not answer since {since} UTC: {_shorten(str(error))}"
             self._trouble = _Trouble(began, words)
 
-    def _deliver_all(self) -> None:
-        with logs.about(self._subject.id):
-            self._work()
-
     def _work(self) -> None:
         # A loop of our own: tenacity repeats one call, and this one also looks for what is new.
         pause = PASS_SECONDS
@@ -281,7 +267,7 @@ class Tracker:
         """Deliver what is new; tell whether that was the last of it."""
         end = self._end
         try:
-            runs = self._runs = self._runs or open_runs(
+            runs = self._runs = self._runs or Runs(
                 self._uri, self._subject.project, self._subject.id
             )
             parent = self._parent = self._parent or self._parent_run(runs)
@@ -296,7 +282,7 @@ class Tracker:
             self._refused["the experiment"] = str(error)
             if end is None:
                 return False
-        self._ledger.set_tracked(None)
+        self._ledger.set_tracked()
         return True
 
     def _choose(self, *, all_of_them: bool) -> list[TrialEntry]:
@@ -336,9 +322,9 @@ class Tracker:
         runs.send(parent, content)
         runs.keep_text(parent, self._subject.spec, "spec.yaml")
         runs.keep_view(make_view(self._subject))
-        _flush_experiment(runs)
+        runs.flush_all()
         if self._ledger.experiment_run() != parent:
-            self._ledger.set_run(None, parent, runs.project_id)
+            self._ledger.set_run(parent, runs.project_id)
         return parent
 
     def _deliver(self, runs: Runs, parent: str, entries: Sequence[TrialEntry]) -> None:
@@ -348,8 +334,7 @@ class Tracker:
             AwayError: if MLflow went away; what it had taken of other trials is recorded.
             StorageError: the same, where a curve cannot be read.
         """
-        with ThreadPoolExecutor(runs.at_once, "delivery") as pool:
-            problems = list(pool.map(partial(self._try_trial, runs, parent), entries))
+        problems = [self._try_trial(runs, parent, entry) for entry in entries]
         refused = runs.flush()
         taken, whole = [], []
         for entry, problem in zip(entries, problems, strict=True):
@@ -371,7 +356,7 @@ class Tracker:
                 raise problem
 
     def _try_trial(self, runs: Runs, parent: str, entry: TrialEntry) -> Exception | None:
-        """Send what is new of a trial; return why it could not be sent."""
+        """Have what is new of a trial sent; return why it cannot be sent."""
         try:
             with logs.about(self._subject.id, entry.number):
                 self._trial(runs, parent, entry)
@@ -517,7 +502,7 @@ class Tracker:
                 runs.keep_text(parent, report, f"{REPORT}/{name}")
             runs.send(parent, content)
             runs.end(parent, STATUS.get(end.state, "FINISHED"))
-            _flush_experiment(runs)
+            runs.flush_all()
             end.is_closed = True
         if end.plots is None:
             end.plots = end.draw()
@@ -538,16 +523,6 @@ class Tracker:
         values = [(factor * r.value, r.seed) for r in result.by_replicate if r.value is not None]
         seed = min(values)[1] if values else entry.config["seed"]
         return replicate_key(source.experiment, source.number, seed)
-
-
-def _flush_experiment(runs: Runs) -> None:
-    """Send what waits for the experiment's own run.
-
-    Raises:
-        RefusedError: if MLflow will not take it.
-    """
-    for words in runs.flush().values():
-        raise MlflowRefusedError(words)
 
 
 def _add_end(
@@ -590,7 +565,7 @@ def _add_measures(content: RunContent, result: Measures | None, timestamp_ms: in
         return
     numbers = {
         OBJECTIVE: result.value,
-        "baseline_ratio": _ratio(result),
+        "baseline_ratio": find_ratio(result.value, result.baseline),
         "n": 1,
         "seconds": result.seconds or None,
         "parameters": result.parameters.free if result.parameters else None,
@@ -618,12 +593,6 @@ def _spread(result: Result) -> dict[str, float | None]:
             f"{mean}/high": summary.high,
         }
     return found
-
-
-def _ratio(result: Measures) -> float | None:
-    if result.value is None or not result.baseline:
-        return None
-    return result.value / result.baseline
 
 
 def _shorten(words: str) -> str:

@@ -19,6 +19,8 @@ import torch
 
 from eigensweep.direction import best, is_better
 from eigensweep.results.ranking import OBJECTIVE
+from eigensweep.results.seeds import split_seeds, summarise
+from eigensweep.results.trial_result import End, Metrics, ReplicateResult, Result
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.shared import spectrum_files
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
@@ -27,15 +29,7 @@ from eigensweep.workers.shared.durable_files import DamagedError
 from eigensweep.workers.shared.kept_files import BEST, StateDict
 from eigensweep.workers.shared.ledger import PAUSED
 from eigensweep.workers.shared.marks import cancel_mark, leave_mark, pause_mark
-from eigensweep.workers.shared.messages import (
-    End,
-    Metrics,
-    Order,
-    ReplicateResult,
-    Report,
-    Result,
-)
-from eigensweep.workers.shared.results import split_seeds, summarise
+from eigensweep.workers.shared.messages import Order, Report
 from eigensweep.workers.shared.spectrum_files import SpectraJson
 from eigensweep.workers.trial.corpora import find_data_root
 from eigensweep.workers.trial.selection import ReportedTests

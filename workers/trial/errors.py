@@ -6,8 +6,6 @@ import traceback
 
 import torch
 
-from eigensweep.workers.shared.durable_files import disk_failure
-
 NO_MEMORY = (
     "can't allocate memory",
     "not enough memory",
@@ -52,20 +50,10 @@ def is_of_the_device(error: BaseException) -> bool:
     )
 
 
-def is_of_the_disk(error: BaseException) -> bool:
-    """Tell whether the disk failed, rather than what was to be written on it."""
-    return disk_failure(error) is not None
-
-
 def let_go(error: BaseException) -> None:
     """Drop what the functions that raised an error still hold: tensors of a device among it."""
     for each in _causes(error):
         traceback.clear_frames(each.__traceback__)
-
-
-def describe(error: BaseException) -> str:
-    """Return an error with its traceback, for a person to read."""
-    return "".join(traceback.format_exception(error))
 
 
 def _causes(error: BaseException) -> list[BaseException]:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from eigensweep.models.base import Model, State
+from eigensweep.results.trial_result import Metrics
 from eigensweep.tasks.base import Batch, Split, Task
-from eigensweep.workers.shared.messages import Metrics
 
 Beginning = Literal["anew", "on", "mixed"]
 """What the rows of a batch begin with: the initial state, the state before it, or some of each."""

@@ -9,10 +9,10 @@ from math import isfinite
 from torch import Tensor
 
 from eigensweep.direction import best, is_better
+from eigensweep.results.trial_result import End, Metrics
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.tasks.base import Metric
 from eigensweep.workers.shared.kept_files import StateDict
-from eigensweep.workers.shared.messages import End, Metrics
 
 Weights = dict[str, Tensor]
 

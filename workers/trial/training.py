@@ -23,19 +23,19 @@ import torch
 from eigensweep.models import MODELS
 from eigensweep.models.analysis.spectra import recurrent_spectra
 from eigensweep.models.base import State
-from eigensweep.search_spaces.trial import TrialConfig, find_code
-from eigensweep.tasks import TASKS
-from eigensweep.workers.shared import spectrum_files, traces
-from eigensweep.workers.shared.curves import CurvePoint
-from eigensweep.workers.shared.kept_files import StateDict
-from eigensweep.workers.shared.messages import (
+from eigensweep.results.seeds import join_codes, split_seeds, summarise
+from eigensweep.results.trial_result import (
     End,
     Metrics,
     ParameterCount,
     ReplicateResult,
     Result,
 )
-from eigensweep.workers.shared.results import join_codes, split_seeds, summarise
+from eigensweep.search_spaces.trial import TrialConfig, find_code
+from eigensweep.tasks import TASKS
+from eigensweep.workers.shared import spectrum_files, traces
+from eigensweep.workers.shared.curves import CurvePoint
+from eigensweep.workers.shared.kept_files import StateDict
 from eigensweep.workers.shared.spectrum_files import SpectraJson
 from eigensweep.workers.trial.evaluation import carry_into, detach, evaluate, keep_finite
 from eigensweep.workers.trial.memory import keep_freed_memory

@@ -57,21 +57,14 @@ from eigensweep.service.api.schemas import Asked, Metric, TrialNow, TrialSummary
 from eigensweep.service.record.errors import ReproductionNotFoundError
 from eigensweep.service.record.overviews import list_arms, list_lineages
 from eigensweep.service.record.reproductions import OPEN
+from eigensweep.workers.shared import states
 from eigensweep.workers.shared.messages import SpecJson
-from eigensweep.workers.shared.states import (
-    ACTIONS,
-    ENDED,
-    EXPERIMENT_STATES,
-    TRIAL_STATES,
-    ExperimentState,
-    TrialState,
-)
 
 Query_ = TypeVar("Query_", bound=BaseModel)
 
 PLACE: Final = Path(__file__).parent
 A_YEAR: Final = "public, max-age=31536000, immutable"
-UNRANKED_ENDS: Final[tuple[TrialState, ...]] = ("failed", "stalled", "diverged", "invalid")
+UNRANKED_ENDS: Final[tuple[states.TrialState, ...]] = ("failed", "stalled", "diverged", "invalid")
 SHOWN: Final = 20
 """Trials on the page of an experiment, and failures of each kind."""
 
@@ -91,7 +84,7 @@ TEMPLATES: Final = Environment(
     lstrip_blocks=True,
 )
 TEMPLATES.filters |= FILTERS
-TEMPLATES.globals |= {"ACTIONS": ACTIONS, "ENDED": ENDED}
+TEMPLATES.globals |= {"ACTIONS": states.ACTIONS, "ENDED": states.ENDED}
 
 
 class PageRoute(APIRoute):
@@ -164,7 +157,7 @@ class ListQuery(Asked):
     """Selects experiments on the first page; what is empty selects all."""
 
     name: str = Field("", max_length=120)
-    state: Literal[""] | ExperimentState = ""
+    state: Literal[""] | states.ExperimentState = ""
     project: str = Field("", max_length=120)
     owner: str = Field("", max_length=64)
     archived: bool = False
@@ -182,8 +175,8 @@ def show_experiments(
         "experiments.html",
         page=page,
         query=query,
-        states=EXPERIMENT_STATES,
-        is_live=any(each.state not in ENDED for each in page.items),
+        states=states.EXPERIMENT_STATES,
+        is_live=any(each.state not in states.ENDED for each in page.items),
         waits=service.record.waits,
         mlflow=service.mlflow and service.mlflow.pages,
     )
@@ -219,14 +212,14 @@ def show_experiment(service: TheService, caller: Reader, id: ExperimentId) -> Re
         trials=best,
         lineages=list_lineages(service.record, id),
         spec_text=_write_yaml(experiment.spec),
-        is_live=experiment.state not in ENDED,
+        is_live=experiment.state not in states.ENDED,
     )
 
 
 class TrialsPageQuery(Asked):
     """Selects trials; what is empty selects all."""
 
-    state: Literal[""] | TrialState = ""
+    state: Literal[""] | states.TrialState = ""
     arm: str = Field("", max_length=200)
     sort: Literal["value", "number", "-number"] = "value"
     cursor: str | None = Field(None, max_length=1000)
@@ -248,8 +241,8 @@ def show_trials(
         page=trials.list_trials(service, id, ask(TrialQuery, query, limit=100)),
         arms=[arm.name for arm in list_arms(service.record, id)[1]],
         query=query,
-        states=TRIAL_STATES,
-        is_live=experiment.state not in ENDED,
+        states=states.TRIAL_STATES,
+        is_live=experiment.state not in states.ENDED,
     )
 
 

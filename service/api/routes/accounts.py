@@ -16,15 +16,7 @@ from eigensweep.service.api.paging import cut, decode
 from eigensweep.service.api.parts import TheService
 from eigensweep.service.api.schemas import AnswerModel, Asked, Page, PageAsked, UsageNow
 from eigensweep.service.api.written import ServiceRoute
-from eigensweep.service.record.accounts import (
-    NAME,
-    Accounts,
-    NewToken,
-    Quotas,
-    ScopeName,
-    TokenNow,
-    UserNow,
-)
+from eigensweep.service.record import accounts
 from eigensweep.service.record.audit import Audit, AuditNow
 from eigensweep.service.record.tables import OPERATOR
 from eigensweep.service.record.usage import sum_by_user
@@ -44,7 +36,7 @@ def create_accounts_app(settings: Settings, command: str) -> FastAPI:
     """
     app, url = FastAPI(), settings.database
     audit = Audit(url, settings.audit_entries)
-    app.state.service = SimpleNamespace(accounts=Accounts(url), audit=audit)
+    app.state.service = SimpleNamespace(accounts=accounts.Accounts(url), audit=audit)
     app.include_router(router, prefix="/v1")
     answer_errors(app)
 
@@ -66,7 +58,7 @@ class Me(AnswerModel):
     """Who sends the request."""
 
     user: str = Field(description="`operator` is who runs the service")
-    scope: ScopeName
+    scope: accounts.ScopeName
     token: str | None = Field(
         description="Id of the token, EIGENSWEEP_TOKEN, or `proxy`; null where none is needed"
     )
@@ -75,8 +67,8 @@ class Me(AnswerModel):
 class UserRequest(Asked):
     """A new user."""
 
-    name: str = Field(pattern=f"^{NAME}$", examples=["anna"])
-    quotas: Quotas = Quotas()
+    name: str = Field(pattern=f"^{accounts.NAME}$", examples=["anna"])
+    quotas: accounts.Quotas = accounts.Quotas()
 
 
 class TokenRequest(PlainNumbers):
@@ -84,8 +76,10 @@ class TokenRequest(PlainNumbers):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    user: str = Field(pattern=f"^{NAME}$", description="Made, if there is none", examples=["anna"])
-    scope: ScopeName
+    user: str = Field(
+        pattern=f"^{accounts.NAME}$", description="Made, if there is none", examples=["anna"]
+    )
+    scope: accounts.ScopeName
     seconds: int | None = Field(
         90 * 24 * 3600, ge=1, le=LONGEST_SECONDS, description="How long it holds; null: for ever"
     )
@@ -94,13 +88,13 @@ class TokenRequest(PlainNumbers):
 class Users(AnswerModel):
     """All users."""
 
-    items: list[UserNow]
+    items: list[accounts.UserNow]
 
 
 class Tokens(AnswerModel):
     """All tokens, without their secrets."""
 
-    items: list[TokenNow]
+    items: list[accounts.TokenNow]
 
 
 class UserUsageNow(UsageNow):
@@ -156,7 +150,7 @@ def list_users(service: TheService) -> Users:
     dependencies=[ADMIN],
     responses=describe_errors(409),
 )
-def create_user(service: TheService, request: Request, asked: UserRequest) -> UserNow:
+def create_user(service: TheService, request: Request, asked: UserRequest) -> accounts.UserNow:
     """Make a user, or bring one back who was removed; tokens that were revoked stay so."""
     made = service.accounts.create_user(asked.name, asked.quotas)
     tell_audit(request, f"user {made.name}: {made.quotas}")
@@ -165,8 +159,11 @@ def create_user(service: TheService, request: Request, asked: UserRequest) -> Us
 
 @router.post("/users/{name}/quotas", summary="Set quotas", dependencies=[ADMIN])
 def change_quotas(
-    service: TheService, request: Request, name: UserName, quotas: Annotated[Quotas, Body()]
-) -> UserNow:
+    service: TheService,
+    request: Request,
+    name: UserName,
+    quotas: Annotated[accounts.Quotas, Body()],
+) -> accounts.UserNow:
     """Set the quotas that are named, and leave the others; null is no limit."""
     changed = service.accounts.change_quotas(name, quotas)
     tell_audit(request, f"user {changed.name}: {changed.quotas}")
@@ -174,7 +171,7 @@ def change_quotas(
 
 
 @router.post("/users/{name}/remove", summary="Remove a user", dependencies=[ADMIN])
-def remove_user(service: TheService, request: Request, name: UserName) -> UserNow:
+def remove_user(service: TheService, request: Request, name: UserName) -> accounts.UserNow:
     """Revoke a user's tokens and refuse the user from now on; what the user posted stays."""
     removed = service.accounts.remove_user(name)
     tell_audit(request, f"user {removed.name} removed")
@@ -198,7 +195,7 @@ def list_tokens(
 )
 def create_token(
     service: TheService, request: Request, asked: TokenRequest, response: Response
-) -> NewToken:
+) -> accounts.NewToken:
     """Make a token. The answer has its secret, which cannot be told again."""
     made = service.accounts.create_token(asked.user, asked.scope, asked.seconds)
     tell_audit(request, f"token {made.id} of user {made.user}, scope {made.scope}")
@@ -207,7 +204,7 @@ def create_token(
 
 
 @router.post("/tokens/{id}/revoke", summary="Revoke a token", dependencies=[ADMIN])
-def revoke_token(service: TheService, request: Request, id: TokenId) -> TokenNow:
+def revoke_token(service: TheService, request: Request, id: TokenId) -> accounts.TokenNow:
     """Let a token give nothing from now on. A second call changes nothing."""
     revoked = service.accounts.revoke_token(id)
     tell_audit(request, f"token {revoked.id} of user {revoked.user} revoked")

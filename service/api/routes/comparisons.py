@@ -8,8 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from eigensweep.service.api.comparison import Comparison, compare
-from eigensweep.service.api.effort import Effort, measure_effort, write_csv
+from eigensweep.service.api.comparison import Comparison, Effort, compare, measure_effort, write_csv
 from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.parts import TheService
 from eigensweep.service.api.schemas import Asked

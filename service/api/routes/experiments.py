@@ -17,30 +17,10 @@ from eigensweep.search_spaces.places import Places
 from eigensweep.search_spaces.preview import Preview, SidePreview, describe_memory, preview
 from eigensweep.search_spaces.spec import LARGEST_PRIORITY, LEAST_PRIORITY, ExperimentSpec
 from eigensweep.search_spaces.spec_warnings import list_warnings
-from eigensweep.service.api.callers import (
-    READ,
-    Caller,
-    Submitter,
-    enter_bulk,
-    enter_deed,
-)
+from eigensweep.service.api import callers, schemas
 from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.paging import cut, decode
-from eigensweep.service.api.parts import (
-    AnyService,
-    Service,
-    TheService,
-    TheSettings,
-)
-from eigensweep.service.api.schemas import (
-    AnswerModel,
-    Asked,
-    ExperimentNow,
-    ExperimentSummary,
-    Page,
-    PageAsked,
-    PostedExperiment,
-)
+from eigensweep.service.api.parts import AnyService, Service, TheService, TheSettings
 from eigensweep.service.api.warm_start import count_observations
 from eigensweep.service.api.written import DescribedRoute, WrittenRoute
 from eigensweep.service.record.errors import (
@@ -51,7 +31,7 @@ from eigensweep.service.record.errors import (
 )
 from eigensweep.service.record.posting import require_quota, scope_key
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.rows import Rows
+from eigensweep.service.record.rows import RowSession
 from eigensweep.service.settings import Settings
 from eigensweep.service.webhook_rules import WebhookRefusedError, check_url
 from eigensweep.workers.lanes.outlook import explain_arms_alone
@@ -67,7 +47,7 @@ ExperimentId = Annotated[
 ]
 
 
-def _require_owner(service: TheService, caller: Submitter, id: ExperimentId) -> str:
+def _require_owner(service: TheService, caller: callers.Submitter, id: ExperimentId) -> str:
     caller.require_owner(service.record.row(id).owner, f"experiment {id}")
     return id
 
@@ -76,7 +56,7 @@ OwnExperimentId = Annotated[str, Depends(_require_owner)]
 """The id of an experiment that the caller may change: an own one, and to an admin any."""
 
 
-class ExperimentQuery(PageAsked):
+class ExperimentQuery(schemas.PageAsked):
     """Selects experiments, and their order."""
 
     state: list[ExperimentState] = Field([], description="Only in these states")
@@ -95,7 +75,7 @@ class ExperimentQuery(PageAsked):
     summary="Post an experiment",
     responses={
         200: {
-            "model": PostedExperiment,
+            "model": schemas.PostedExperiment,
             "description": "It was posted before with the same Idempotency-Key",
         }
     },
@@ -103,7 +83,7 @@ class ExperimentQuery(PageAsked):
 def post_experiment(
     service: TheService,
     request: Request,
-    caller: Submitter,
+    caller: callers.Submitter,
     spec: ExperimentSpec,
     response: Response,
     notify: Annotated[
@@ -122,7 +102,7 @@ def post_experiment(
             description="A second post of the same user with the same key and body queues nothing",
         ),
     ] = None,
-) -> PostedExperiment:
+) -> schemas.PostedExperiment:
     """Check a spec and queue it. A spec that cannot run is refused, and nothing is queued."""
     errors = _find_refused_webhooks(notify, service.settings.webhook_hosts)
     look = _look(spec, service.settings, service, errors)
@@ -131,8 +111,8 @@ def post_experiment(
     raise_errors(look.errors)
     key = scope_key(idempotency_key, caller.user)
 
-    def enter(rows: Rows, id: str) -> None:
-        enter_deed(request, service.audit, rows, f"/v1/experiments/{id}")
+    def enter(rows: RowSession, id: str) -> None:
+        callers.enter_deed(request, service.audit, rows, f"/v1/experiments/{id}")
 
     experiment, is_new = service.record.add(spec, key, caller.user, notify=notify, beside=enter)
     service.dispatcher.wake()
@@ -140,7 +120,7 @@ def post_experiment(
         service.record.posted(experiment) if is_new else service.record.experiment(experiment.id)
     )
     now = service.views.experiment(found)
-    answer = PostedExperiment.made_of(
+    answer = schemas.PostedExperiment.made_of(
         now, memory=describe_memory(spec, look.guesses), warnings=list_warnings(spec)
     )
     response.headers["Location"] = answer.links.self
@@ -211,7 +191,7 @@ def _look(
     return _Look(found, guesses, room, warm_start)
 
 
-@previews.post("/experiments/preview", summary="Preview an experiment", dependencies=[READ])
+@previews.post("/experiments/preview", summary="Preview an experiment", dependencies=[callers.READ])
 def preview_experiment(settings: TheSettings, service: AnyService, spec: ExperimentSpec) -> Preview:
     """Check a spec, count its trials and parameters, and estimate its cost. Nothing is queued."""
     look = _look(spec, settings, service)
@@ -234,7 +214,7 @@ def preview_experiment(settings: TheSettings, service: AnyService, spec: Experim
 @router.get("/experiments", summary="List experiments")
 def list_experiments(
     service: TheService, query: Annotated[ExperimentQuery, Query()]
-) -> Page[ExperimentSummary]:
+) -> schemas.Page[schemas.ExperimentSummary]:
     """Return experiments without their specs, by default the newest first."""
     kind = float if query.sort.endswith("created_at") else str
     found = service.record.experiments(
@@ -254,16 +234,16 @@ def list_experiments(
         query.sort,
         lambda last: [getattr(last.experiment, by), last.experiment.id],
     )
-    return Page(items=[service.views.listed(each) for each in page], next_cursor=cursor)
+    return schemas.Page(items=[service.views.listed(each) for each in page], next_cursor=cursor)
 
 
 @router.get("/experiments/{id}", summary="Look at an experiment")
-def get_experiment(service: TheService, id: ExperimentId) -> ExperimentNow:
+def get_experiment(service: TheService, id: ExperimentId) -> schemas.ExperimentNow:
     """Return an experiment with its progress, the time it still needs, and its best trial."""
     return service.views.experiment(service.record.experiment(id))
 
 
-class PrioritizeRequest(Asked):
+class PrioritizeRequest(schemas.Asked):
     """The priority that an experiment gets."""
 
     priority: int = Field(
@@ -274,7 +254,7 @@ class PrioritizeRequest(Asked):
     )
 
 
-class DeleteRequest(Asked):
+class DeleteRequest(schemas.Asked):
     """Says that an experiment is to be removed for good."""
 
     confirm: Literal[True] = Field(description="Has to be true")
@@ -372,10 +352,10 @@ ACTS: Final[dict[Action, _Act]] = {
 
 
 def _add_route(action: Action, about: _Act) -> None:
-    def act(service: TheService, id: OwnExperimentId) -> ExperimentNow:
+    def act(service: TheService, id: OwnExperimentId) -> schemas.ExperimentNow:
         return act_on(service, id, None)
 
-    def act_on(service: TheService, id: OwnExperimentId, asked: Any) -> ExperimentNow:
+    def act_on(service: TheService, id: OwnExperimentId, asked: Any) -> schemas.ExperimentNow:
         if about.run is None:
             getattr(service.record, action)(id)
         else:
@@ -403,7 +383,7 @@ for _action, _about in ACTS.items():
 BulkAction = Literal["pause", "resume", "cancel", "retry", "archive", "unarchive", "delete"]
 
 
-class BulkRequest(Asked):
+class BulkRequest(schemas.Asked):
     """One action, and the experiments that it is for."""
 
     action: BulkAction
@@ -413,7 +393,7 @@ class BulkRequest(Asked):
     confirm: bool = Field(False, strict=True, description="Has to be true for `delete`")
 
 
-class BulkItem(AnswerModel):
+class BulkItem(schemas.AnswerModel):
     """What became of one of them."""
 
     id: str
@@ -421,7 +401,7 @@ class BulkItem(AnswerModel):
     problem: str | None = Field(description="Why it was refused; null if it was not")
 
 
-class BulkAnswer(AnswerModel):
+class BulkAnswer(schemas.AnswerModel):
     """What became of each experiment."""
 
     items: list[BulkItem]
@@ -429,7 +409,7 @@ class BulkAnswer(AnswerModel):
 
 @router.post("/experiments/bulk", summary="Do the same to several experiments")
 def act_in_bulk(
-    service: TheService, caller: Submitter, asked: BulkRequest, request: Request
+    service: TheService, caller: callers.Submitter, asked: BulkRequest, request: Request
 ) -> BulkAnswer:
     """Do to each experiment what its own address does; one that is refused leaves the others be."""
     if asked.action == "delete" and not asked.confirm:
@@ -449,12 +429,12 @@ def act_in_bulk(
             state = service.record.row(id).state
             items.append(BulkItem(id=id, state=state, problem=str(error)))
     done = [item.id for item in items if item.problem is None]
-    enter_bulk(request, service.audit, asked.action, done, refused)
+    callers.enter_bulk(request, service.audit, asked.action, done, refused)
     _wake(service)
     return BulkAnswer(items=items)
 
 
-def _act(record: Record, caller: Caller, id: str, action: BulkAction) -> BulkItem:
+def _act(record: Record, caller: callers.Caller, id: str, action: BulkAction) -> BulkItem:
     try:
         caller.require_owner(record.row(id).owner, f"experiment {id}")
         getattr(record, action)(id)

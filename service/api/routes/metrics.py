@@ -28,7 +28,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from eigensweep.service.api.parts import Service
 from eigensweep.service.api.routes.health import CHECKS
-from eigensweep.service.api.timed_cache import TimedCache
+from eigensweep.service.api.shared_answers import TimedCache
 from eigensweep.service.counters import REGISTRY
 from eigensweep.service.record.counts import DURATIONS, Counts, Crew, Durations, count_all
 from eigensweep.workers.shared.durable_files import StoreAwayError

@@ -16,17 +16,18 @@ from fastapi import APIRouter, Path, Query, Response
 from fastapi.responses import StreamingResponse
 from pydantic import Field
 
+from eigensweep.results.published import Measured, set_beside
 from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.results.statistics import Summary, find_domain, summarize
+from eigensweep.results.trial_result import summarize_stored
 from eigensweep.search_spaces.errors import SpecError, did_you_mean, shorten
 from eigensweep.search_spaces.parameters import Scalar
-from eigensweep.search_spaces.presets import find_preset
-from eigensweep.search_spaces.sections import PublishedNumber
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
 from eigensweep.service.api.schemas import AnswerModel
 from eigensweep.service.api.written import DescribedRoute
+from eigensweep.service.record.analysis_requests import find_place
 from eigensweep.service.record.errors import WeightsNotFoundError
 from eigensweep.service.record.overviews import (
     ArmRecord,
@@ -36,10 +37,9 @@ from eigensweep.service.record.overviews import (
     list_reports,
 )
 from eigensweep.service.record.tables import ExperimentRow, ReportRow, TrialRow
-from eigensweep.workers.shared.checkpoints import Store, trial_key
+from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.kept_files import BEST
-from eigensweep.workers.shared.messages import summarize_stored
 from eigensweep.workers.shared.states import TrialState
 from eigensweep.workers.shared.stored_checkpoints import PIECE
 
@@ -359,32 +359,28 @@ def make_arms(experiment: ExperimentRow, arms: Sequence[ArmRecord]) -> Arms:
 
 def make_published(experiment: ExperimentRow, arms: Sequence[ArmRecord]) -> PublishedNumbers:
     """Return the answer on the paper's numbers that an experiment's spec gives."""
-    best = {arm.name: arm.best for arm in arms}
+    best = {each.name: None if each.best is None else _measure(each.best) for each in arms}
     spec = ExperimentSpec.from_stored(experiment.spec)
-    differs = _find_differences(spec)
-    return PublishedNumbers(
-        items=[_make_published(experiment, best, each, differs) for each in spec.published]
-    )
-
-
-def _find_differences(spec: ExperimentSpec) -> str:
-    """Return in which settings an experiment is not the one that its paper's numbers tell of.
-
-    Those are known for the numbers of our presets. Empty if none differs, or none is known.
-    """
-    preset = find_preset(spec.published)
-    if preset is None:
-        return ""
-    sides = [
-        {"task": each.task.model_dump(), "training": {"steps": each.training.steps}}
-        for each in (spec, preset)
+    items = [
+        PublishedNow.made_of(
+            each.published,
+            paper=each.published.value,
+            place=each.place,
+            measured=each.measured,
+            gap=each.gap,
+            reason=each.reason,
+        )
+        for each in set_beside(spec, experiment.baseline, best)
     ]
-    return ", ".join(
-        f"{part}.{name} is {value} here and {sides[1][part].get(name)} there"
-        for part, fields in sides[0].items()
-        for name, value in fields.items()
-        if value != sides[1][part].get(name)
-    )
+    return PublishedNumbers(items=items)
+
+
+def _measure(trial: TrialRow) -> Measured:
+    return Measured(_summarize(trial), _count_parameters(trial))
+
+
+def _count_parameters(trial: TrialRow) -> int | None:
+    return (trial.scores.get("parameters") or {}).get("free")
 
 
 def _make_arm(experiment: ExperimentRow, arm: ArmRecord) -> ArmNow:
@@ -398,7 +394,7 @@ def _make_arm(experiment: ExperimentRow, arm: ArmRecord) -> ArmNow:
         states=arm.states,
         best=None if best is None else best.number,
         params={} if best is None else best.params,
-        parameters=None if best is None else (best.scores.get("parameters") or {}).get("free"),
+        parameters=None if best is None else _count_parameters(best),
         seconds=None if best is None else best.scores.get("seconds"),
         value=value,
         ratio=value.mean / experiment.baseline if value and experiment.baseline else None,
@@ -418,57 +414,9 @@ def _choose(found: Mapping[str, Summary], part: str) -> dict[str, Summary]:
     return {name.removeprefix(part): found[name] for name in found if name.startswith(part)}
 
 
-def _make_published(
-    experiment: ExperimentRow,
-    best: Mapping[str, TrialRow | None],
-    paper: PublishedNumber,
-    differs: str,
-) -> PublishedNow:
-    measured, reason = _measure(experiment, best, paper)
-    if differs and paper.metric != "parameters":
-        measured, reason = None, f"not comparable: {differs}"
-    words = paper.place, f"page {paper.page}" if paper.page else None
-    return PublishedNow.made_of(
-        paper,
-        place=", ".join(filter(None, words)) or None,
-        paper=paper.value,
-        measured=measured,
-        gap=None if measured is None else measured.mean - paper.value,
-        reason=reason,
-    )
-
-
-def _measure(
-    experiment: ExperimentRow, best: Mapping[str, TrialRow | None], paper: PublishedNumber
-) -> tuple[Summary | None, str | None]:
-    """Return what this experiment measured of a published number; or None, and why."""
-    metric, arm = paper.metric, paper.arm
-    if metric == "baseline":
-        if experiment.baseline is None:
-            return None, "the baseline of this experiment is not known"
-        return summarize([experiment.baseline]), None
-    if arm is None:
-        return None, "no arm of this experiment measures it"
-    trial = best.get(arm)
-    if trial is None:
-        return None, f"arm '{arm}' has no ranked trial yet"
-    if paper.step is not None:
-        return None, f"a point of a curve, at step {paper.step}"
-    found = _summarize(trial).get(metric)
-    if metric == "parameters" and (count := trial.scores.get("parameters")) is not None:
-        found = summarize([float(count["free"])])
-    return found, None if found else f"the best trial of '{arm}' has no '{metric}'"
-
-
 def _find_keys(trial: TrialRow) -> list[tuple[int, str]]:
     """Return each seed of a trial, with the key under which the store keeps its training."""
-    source = trial.scores.get("reused_from")
-    place = (
-        trial_key(trial.experiment_id, trial.number)
-        if source is None
-        else trial_key(source["experiment"], source["number"])
-    )
-    first = trial.seed or 0
+    place, first = find_place(trial), trial.seed or 0
     return [(seed, f"{place}/{seed}") for seed in range(first, first + (trial.replicates or 1))]
 
 

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from eigensweep.direction import sign
 from eigensweep.results.pareto import find_front, read_goals
+from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.checks import check_against
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
@@ -18,7 +19,6 @@ from eigensweep.service.api.routes.experiments import ExperimentId
 from eigensweep.service.api.schemas import AnswerModel, Metric
 from eigensweep.service.api.written import DescribedRoute
 from eigensweep.service.record.tables import ResultJson
-from eigensweep.workers.shared.messages import Result
 
 router = APIRouter(tags=["trials"], route_class=DescribedRoute)
 

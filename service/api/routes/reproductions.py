@@ -59,20 +59,14 @@ class ReportFormat(StrEnum):
     results = "results"
 
 
-NAMES: Final = {
-    ReportFormat.json: messages.JSON,
-    ReportFormat.md: messages.MARKDOWN,
-    ReportFormat.html: messages.HTML,
-    ReportFormat.svg: messages.FIGURE,
-    ReportFormat.results: messages.RESULTS,
+FORMS: Final = {
+    ReportFormat.json: (messages.JSON, "application/json"),
+    ReportFormat.md: (messages.MARKDOWN, "text/markdown"),
+    ReportFormat.html: (messages.HTML, "text/html"),
+    ReportFormat.svg: (messages.FIGURE, "image/svg+xml"),
+    ReportFormat.results: (messages.RESULTS, "application/json"),
 }
-MEDIA_TYPES: Final = {
-    ReportFormat.json: "application/json",
-    ReportFormat.md: "text/markdown",
-    ReportFormat.html: "text/html",
-    ReportFormat.svg: "image/svg+xml",
-    ReportFormat.results: "application/json",
-}
+"""The name of its file, and its media type."""
 SAFE: Final = {
     "X-Content-Type-Options": "nosniff",
     "Content-Security-Policy": "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
@@ -334,14 +328,14 @@ def cancel_reproduction(
         200: {
             "description": "The report as JSON, Markdown or one HTML page, its picture, or the "
             "results that it is made of",
-            "content": {kind: {} for kind in MEDIA_TYPES.values()},
+            "content": {kind: {} for _, kind in FORMS.values()},
         }
     },
 )
 def get_report(service: TheService, id: ReproductionId, format: ReportFormat) -> FileResponse:
     """Return the report of a finished reproduction."""
-    path = service.reproductions.file(id, NAMES[format])
-    return FileResponse(path, media_type=MEDIA_TYPES[format], headers=SAFE)
+    name, kind = FORMS[format]
+    return FileResponse(service.reproductions.file(id, name), media_type=kind, headers=SAFE)
 
 
 def read_report(service: Service, id: str) -> ReportContent:
@@ -437,21 +431,17 @@ def _describe_until(found: ReproductionRecord) -> AddedSeeds | None:
 def _describe_experiment(
     service: Service, label: str, id: str | None, problem: str | None
 ) -> ReproductionExperiment:
-    if id is None:
+    now = None
+    if id is not None:
+        try:
+            now = service.views.experiment(service.record.experiment(id))
+        except ExperimentNotFoundError:
+            problem = "deleted"
+    if now is None:
         return ReproductionExperiment(
             label=label, id=None, state="unavailable", fraction=None, problem=problem, link=None
         )
-    try:
-        now = service.views.experiment(service.record.experiment(id))
-    except ExperimentNotFoundError:
-        return ReproductionExperiment(
-            label=label, id=None, state="unavailable", fraction=None, problem="deleted", link=None
-        )
-    return ReproductionExperiment(
-        label=label,
-        id=id,
-        state=now.state,
-        fraction=now.progress.fraction,
-        problem=now.error,
-        link=now.links.self,
+    fraction, link = now.progress.fraction, now.links.self
+    return ReproductionExperiment.made_of(
+        now, label=label, fraction=fraction, problem=now.error, link=link
     )

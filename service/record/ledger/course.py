@@ -11,29 +11,25 @@ from sqlalchemy.orm import Session
 from eigensweep.service.record import database, journal, shares
 from eigensweep.service.record.journal import end_experiment, interrupt_trial, move_experiment
 from eigensweep.service.record.ledger.part import LedgerPart, writes
-from eigensweep.service.record.tables import ExperimentRow, TrialRow
+from eigensweep.service.record.rows import RowSession
+from eigensweep.service.record.tables import ExperimentRow
+from eigensweep.service.record.walks import choose, is_in, walk
+from eigensweep.workers.shared import states
 from eigensweep.workers.shared.fair_shares import Allotment, Demand
 from eigensweep.workers.shared.ledger import PAUSED, ResumeState
 from eigensweep.workers.shared.messages import Notice
-from eigensweep.workers.shared.states import (
-    DRIVEN,
-    ENDED,
-    EXPERIMENT_MOVES,
-    ExperimentEnd,
-    Intent,
-    Phase,
-    intent_of,
-)
 
 CLOSED = "it was cancelled before; then its failed trials were tried again"
 """Why an experiment is cancelled whose failed trials were tried again."""
+
+_RUNNING = choose(is_in(["running"]))
 
 
 class CourseWrites(LedgerPart):
     """How the experiment stands, what it wants of the cluster, and how it ends."""
 
     @database.reading
-    def intent(self, session: Session) -> Intent:
+    def intent(self, session: Session) -> states.Intent:
         """Return what the person wants of this experiment now.
 
         Raises:
@@ -43,7 +39,7 @@ class CourseWrites(LedgerPart):
         columns = select(ExperimentRow.state, ExperimentRow.generation).where(mine)
         state, generation = session.execute(columns).one()
         self.check_generation(generation)
-        return intent_of(state)
+        return states.intent_of(state)
 
     @database.reading
     def resume_state(self, session: Session) -> ResumeState:
@@ -52,21 +48,25 @@ class CourseWrites(LedgerPart):
         return ResumeState(experiment.edition, experiment.closed, spent, experiment.owner)
 
     @writes
-    def record_phase(self, session: Session, experiment: ExperimentRow, phase: Phase) -> None:
-        if phase in EXPERIMENT_MOVES[experiment.state]:
-            move_experiment(session, experiment, phase)
+    def record_phase(
+        self, rows: RowSession, experiment: ExperimentRow, phase: states.Phase
+    ) -> None:
+        if phase in states.EXPERIMENT_MOVES[experiment.state]:
+            move_experiment(rows, experiment, phase)
 
     @writes
     def record_notices(
-        self, session: Session, experiment: ExperimentRow, notices: Sequence[Notice]
+        self, rows: RowSession, experiment: ExperimentRow, notices: Sequence[Notice]
     ) -> None:
         is_of_delivery = all(notice.kind == "delivery" for notice in notices)
-        if experiment.state in DRIVEN or (experiment.state in ENDED and is_of_delivery):
-            journal.record_notices(session, experiment, notices)
+        if experiment.state in states.DRIVEN or (
+            experiment.state in states.ENDED and is_of_delivery
+        ):
+            journal.record_notices(rows, experiment, notices)
 
     @writes
-    def record_demand(self, session: Session, experiment: ExperimentRow, demand: Demand) -> None:
-        shares.record_demand(session, experiment, demand)
+    def record_demand(self, rows: RowSession, experiment: ExperimentRow, demand: Demand) -> None:
+        shares.record_demand(rows, experiment, demand)
 
     def find_allotment(self) -> Allotment:
         mine = select(ExperimentRow.wants).where(ExperimentRow.id == self.experiment_id)
@@ -74,30 +74,29 @@ class CourseWrites(LedgerPart):
         return shares.read_allotment(wants) or Allotment()
 
     @writes
-    def request_pause(self, session: Session, experiment: ExperimentRow, reason: str) -> None:
-        if "pausing" in EXPERIMENT_MOVES[experiment.state]:
-            move_experiment(session, experiment, "pausing", reason=reason)
+    def request_pause(self, rows: RowSession, experiment: ExperimentRow, reason: str) -> None:
+        if "pausing" in states.EXPERIMENT_MOVES[experiment.state]:
+            move_experiment(rows, experiment, "pausing", reason=reason)
 
     @writes
-    def pause(self, session: Session, experiment: ExperimentRow) -> bool:
+    def pause(self, rows: RowSession, experiment: ExperimentRow) -> bool:
         if experiment.state == "pausing":
-            mine = TrialRow.experiment_id == self.experiment_id, TrialRow.state == "running"
-            for trial in session.scalars(select(TrialRow).where(*mine).order_by(TrialRow.number)):
-                interrupt_trial(session, experiment, trial, PAUSED)
-            move_experiment(session, experiment, "paused")
+            for part, trial in walk(rows, _RUNNING, self.experiment_id):
+                interrupt_trial(part, experiment, trial, PAUSED)
+            move_experiment(rows, experiment, "paused")
         return experiment.state == "paused"
 
     @writes
     def end(
         self,
-        session: Session,
+        rows: RowSession,
         experiment: ExperimentRow,
-        state: ExperimentEnd,
+        state: states.ExperimentEnd,
         error: str | None = None,
-    ) -> ExperimentEnd:
+    ) -> states.ExperimentEnd:
         # A person who was told that it is cancelled does not find it completed.
         was_cancelled = experiment.state == "cancelling" or experiment.closed
         recorded = "cancelled" if state == "completed" and was_cancelled else state
         words = CLOSED if experiment.closed and recorded == "cancelled" else None
-        end_experiment(session, experiment, recorded, error or words)
+        end_experiment(rows, experiment, recorded, error or words)
         return recorded

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from eigensweep.service.record import database
 from eigensweep.service.record.ledger.part import LedgerPart, writes
+from eigensweep.service.record.rows import RowSession
 from eigensweep.service.record.tables import ExperimentRow, TrialRow
 
 
@@ -17,31 +18,22 @@ class DeliveryWrites(LedgerPart):
 
     @writes
     def set_run(
-        self,
-        session: Session,
-        experiment: ExperimentRow,
-        number: int | None,
-        run_id: str,
-        project_id: str,
+        self, rows: RowSession, experiment: ExperimentRow, run_id: str, project_id: str
     ) -> None:
-        holder = experiment if number is None else self.get_trial(session, number)
-        holder.run_id, holder.run_project = run_id, project_id
+        experiment.run_id, experiment.run_project = run_id, project_id
 
     @database.reading
     def experiment_run(self, session: Session) -> str | None:
         return session.get_one(ExperimentRow, self.experiment_id).run_id
 
     @writes
-    def set_tracked(self, session: Session, experiment: ExperimentRow, number: int | None) -> None:
-        holder = experiment if number is None else self.get_trial(session, number)
-        holder.tracked = True
-        if number is None:
-            experiment.notices = None
+    def set_tracked(self, rows: RowSession, experiment: ExperimentRow) -> None:
+        experiment.tracked, experiment.notices = True, None
 
     @writes
     def set_delivered(
         self,
-        session: Session,
+        rows: RowSession,
         experiment: ExperimentRow,
         runs: Mapping[int, str],
         project_id: str,
@@ -50,10 +42,9 @@ class DeliveryWrites(LedgerPart):
         # Over the primary key, and without reading: a trial's row holds its whole result.
         mine = TrialRow.experiment_id == self.experiment_id
         change = update(TrialRow).where(mine, TrialRow.number == bindparam("trial"))
-        connection = session.connection()
         if runs:
             told = [{"trial": number, "run": run} for number, run in runs.items()]
             values = {"run_id": bindparam("run"), "run_project": project_id}
-            connection.execute(change.values(values), told)
+            rows.execute(change.values(values), told)
         if whole:
-            connection.execute(change.values(tracked=True), [{"trial": n} for n in whole])
+            rows.execute(change.values(tracked=True), [{"trial": n} for n in whole])

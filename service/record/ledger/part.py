@@ -11,11 +11,8 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from sqlalchemy import select
-from sqlalchemy.orm import Session
-
 from eigensweep.service.record import database
-from eigensweep.service.record.rows import Rows, RowSession
+from eigensweep.service.record.rows import RowSession
 from eigensweep.service.record.tables import ExperimentRow, TrialRow
 from eigensweep.workers.shared.ledger import StaleWriteError, SupersededError
 
@@ -45,9 +42,9 @@ class LedgerPart:
                 f"driver {generation}"
             )
 
-    def get_trial(self, session: Rows, number: int, attempt: int | None = None) -> TrialRow:
+    def get_trial(self, rows: RowSession, number: int, attempt: int | None = None) -> TrialRow:
         """Return a trial; raise StaleWriteError if a later attempt than `attempt` has begun."""
-        trial = session.get_one(TrialRow, (self.experiment_id, number))
+        trial = rows.get_one(TrialRow, (self.experiment_id, number))
         if attempt is not None and attempt < trial.attempt:
             raise StaleWriteError(
                 f"attempt {attempt} of trial {number} has a successor, attempt {trial.attempt}"
@@ -62,31 +59,13 @@ RowWork = Callable[[RowSession], T]
 
 
 def writes(
-    method: Callable[Concatenate[L, Session, ExperimentRow, P], T],
+    method: Callable[Concatenate[L, RowSession, ExperimentRow, P], T],
 ) -> Callable[Concatenate[L, P], T]:
-    """Make a method a transaction: it is given a session, and the experiment's row, locked.
+    """Make a method a transaction: it is given rows, and the experiment's row, locked.
 
     It may run more than once, as in `database.write`.
     """
-
-    @wraps(method)
-    def call(self: L, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        def work(session: Session) -> T:
-            mine = select(ExperimentRow).where(ExperimentRow.id == self.experiment_id)
-            experiment = session.scalars(mine.with_for_update()).one()
-            self.check_generation(experiment.generation)
-            return method(self, session, experiment, *args, **kwargs)
-
-        return database.write(self.url, work, self.patience)
-
-    return call
-
-
-def writes_rows(
-    method: Callable[Concatenate[L, RowSession, ExperimentRow, P], T],
-) -> Callable[Concatenate[L, P], T]:
-    """Do the same for what is written for each trial, in a fraction of the time."""
-    return _fence_rows(method, database.write_rows)
+    return _fence(method, database.write)
 
 
 def writes_relaxed(
@@ -98,10 +77,10 @@ def writes_relaxed(
     trial that was opened, and what it reported. Then it is opened anew, or reports the same again
     from what it has committed. That an attempt begins is never lost.
     """
-    return _fence_rows(method, database.write_relaxed)
+    return _fence(method, database.write_relaxed)
 
 
-def _fence_rows(
+def _fence(
     method: Callable[Concatenate[L, RowSession, ExperimentRow, P], T],
     write: Callable[[str, RowWork[T], float], T],
 ) -> Callable[Concatenate[L, P], T]:

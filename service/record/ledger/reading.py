@@ -8,6 +8,8 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, bindparam, or_, select
 from sqlalchemy.orm import Session
 
+from eigensweep.results.seeds import cut_seeds
+from eigensweep.results.trial_result import Metrics, Result, Source
 from eigensweep.service.record import database
 from eigensweep.service.record.ledger.part import LedgerPart
 from eigensweep.service.record.rows import read_first
@@ -19,8 +21,7 @@ from eigensweep.service.record.tables import (
     TrialRow,
 )
 from eigensweep.workers.shared.ledger import NOTHING, Earlier, Finished, TrialEntry
-from eigensweep.workers.shared.messages import Metrics, Place, Result, Source, Takeover
-from eigensweep.workers.shared.results import cut_seeds
+from eigensweep.workers.shared.messages import Place, Takeover
 from eigensweep.workers.shared.states import INSTRUCTIVE
 
 COMPLETED: Final = (

@@ -7,20 +7,9 @@ from collections.abc import Mapping
 from typing import cast
 from uuid import uuid4
 
-from sqlalchemy.orm import Session
-
-from eigensweep.service.record.journal import (
-    budget_of,
-    close_attempt,
-    emit_trial,
-    finish_trial,
-    interrupt_trial,
-    move_experiment,
-    move_trial,
-    reopen_trial,
-    replace_non_finite,
-)
-from eigensweep.service.record.ledger.part import LedgerPart, writes, writes_relaxed, writes_rows
+from eigensweep.results.trial_result import Metrics, Outcome, Result
+from eigensweep.service.record import journal
+from eigensweep.service.record.ledger.part import LedgerPart, writes, writes_relaxed
 from eigensweep.service.record.rows import RowSession
 from eigensweep.service.record.tables import (
     AttemptRow,
@@ -32,15 +21,8 @@ from eigensweep.service.record.tables import (
 )
 from eigensweep.service.record.usage import count_use
 from eigensweep.workers.shared.ledger import NOTHING, RungReport, StaleWriteError
-from eigensweep.workers.shared.messages import (
-    ConfigJson,
-    Metrics,
-    Params,
-    Place,
-    Result,
-    Takeover,
-)
-from eigensweep.workers.shared.states import OUTCOMES, Outcome
+from eigensweep.workers.shared.messages import ConfigJson, Params, Place, Takeover
+from eigensweep.workers.shared.states import OUTCOMES
 
 
 class TrialWrites(LedgerPart):
@@ -63,12 +45,12 @@ class TrialWrites(LedgerPart):
                 experiment_id=self.experiment_id,
                 number=number,
                 arm=arm,
-                params=replace_non_finite(params),
-                config=replace_non_finite(config),
+                params=journal.replace_non_finite(params),
+                config=journal.replace_non_finite(config),
                 config_hash=config_hash,
                 seed=config.get("seed", 0),
                 replicates=config.get("replicates", 1),
-                steps=budget_of(config),
+                steps=journal.budget_of(config),
                 sampler_state=sampler_state or None,
             )
             rows.add(trial)
@@ -76,30 +58,30 @@ class TrialWrites(LedgerPart):
     @writes
     def open_invalid(
         self,
-        session: Session,
+        rows: RowSession,
         experiment: ExperimentRow,
         number: int,
         arm: str,
         params: Params,
         error: str,
     ) -> None:
-        if session.get(TrialRow, (self.experiment_id, number)) is None:
+        if rows.get(TrialRow, (self.experiment_id, number)) is None:
             trial = TrialRow(
                 experiment_id=self.experiment_id,
                 number=number,
                 arm=arm,
-                params=replace_non_finite(params),
+                params=journal.replace_non_finite(params),
                 steps=0,
                 step=0,
                 attempt=0,
             )
-            session.add(trial)
-            finish_trial(session, experiment, trial, "invalid", None, error)
+            rows.add(trial)
+            journal.finish_trial(rows, experiment, trial, "invalid", None, error)
 
     def begin(self, number: int, place: Place | None = None) -> int:
         return self._begin(number, place, uuid4().hex)
 
-    @writes_rows
+    @writes
     def _begin(
         self,
         rows: RowSession,
@@ -115,8 +97,8 @@ class TrialWrites(LedgerPart):
             return trial.attempt  # committed before, and the answer was lost
         if trial.state in OUTCOMES:
             raise StaleWriteError(f"trial {number} has ended already: {trial.state}")
-        close_attempt(rows, trial, "its driver was lost")
-        kind = move_trial(trial, "running")
+        journal.close_attempt(rows, trial, "its driver was lost")
+        kind = journal.move_trial(trial, "running")
         trial.attempt += 1
         trial.started_at = trial.started_at or time.time()
         started = AttemptRow(
@@ -129,17 +111,17 @@ class TrialWrites(LedgerPart):
         )
         rows.add(started)
         if experiment.state in ("starting", "waiting_for_room"):
-            move_experiment(rows, experiment, "running")
-        emit_trial(rows, experiment, trial, kind, params=trial.params)
+            journal.move_experiment(rows, experiment, "running")
+        journal.emit_trial(rows, experiment, trial, kind, params=trial.params)
         return trial.attempt
 
-    @writes_rows
+    @writes
     def interrupt(
         self, rows: RowSession, experiment: ExperimentRow, number: int, attempt: int, reason: str
     ) -> None:
         trial = self.get_trial(rows, number, attempt)
         if trial.state == "running":
-            interrupt_trial(rows, experiment, trial, reason)
+            journal.interrupt_trial(rows, experiment, trial, reason)
 
     @writes_relaxed
     def report(
@@ -172,25 +154,25 @@ class TrialWrites(LedgerPart):
             _report(rows, experiment, trial, attempt, last)
         if trial.state not in OUTCOMES:
             content = None if result is None else cast(ResultJson, result.to_dict())
-            finish_trial(rows, experiment, trial, outcome, content, error)
+            journal.finish_trial(rows, experiment, trial, outcome, content, error)
 
     @writes
     def reopen(
         self,
-        session: Session,
+        rows: RowSession,
         experiment: ExperimentRow,
         number: int,
         config: ConfigJson,
         reason: str,
     ) -> None:
-        trial = self.get_trial(session, number)
+        trial = self.get_trial(rows, number)
         if trial.state in OUTCOMES:
-            reopen_trial(session, experiment, trial, config, reason)
+            journal.reopen_trial(rows, experiment, trial, config, reason)
 
     @writes
     def end_round(
         self,
-        session: Session,
+        rows: RowSession,
         experiment: ExperimentRow,
         step: int,
         takeovers: Mapping[int, Takeover],
@@ -199,14 +181,14 @@ class TrialWrites(LedgerPart):
             return  # committed before, and the answer was lost
         experiment.round_step = step
         for number, taken in sorted(takeovers.items()):
-            trial = self.get_trial(session, number)
+            trial = self.get_trial(rows, number)
             trial.lineage = [*(trial.lineage or []), taken.to_dict()]
             trial.step = step
             source, params = taken.source, taken.params
-            emit_trial(session, experiment, trial, "replaced", source=source, params=params)
+            journal.emit_trial(rows, experiment, trial, "replaced", source=source, params=params)
 
     @writes
-    def set_total(self, session: Session, experiment: ExperimentRow, trials: int | None) -> None:
+    def set_total(self, rows: RowSession, experiment: ExperimentRow, trials: int | None) -> None:
         experiment.total = trials
 
 
@@ -222,7 +204,7 @@ def _report(
     known = rows.get(ReportRow, (*key, told.step))
     if trial.state in OUTCOMES or known is not None:
         return
-    found = replace_non_finite(told.metrics)
+    found = journal.replace_non_finite(told.metrics)
     kept = {name: value for name, value in found.items() if value is not None}
     trial.step = max(trial.step, told.step)
     if not kept:
@@ -236,4 +218,4 @@ def _report(
         at=time.time(),
     )
     rows.add(report)
-    emit_trial(rows, experiment, trial, "report", metrics=kept)
+    journal.emit_trial(rows, experiment, trial, "report", metrics=kept)

@@ -16,13 +16,15 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import DBAPIError
 
 from eigensweep.service.record import database
+from eigensweep.service.record.tables import Base
 from eigensweep.service.settings import StartError
 
 FIRST: Final = "0023"
-"""The earliest schema that is brought up to date: that of 0.2. Schemas are named by numbers."""
+"""The earliest schema that is brought up to date: the last of 0.2. Schemas are named by numbers."""
 
 THROUGH: Final = (
-    "start it once with Eigensweep 0.2, which brings it up to date, and then install this version"
+    "start it once with the last Eigensweep 0.2 (commit f9ac8f7), which brings it up to date, and "
+    "then install this version"
 )
 """What to do with a record whose schema is earlier."""
 
@@ -43,13 +45,12 @@ class RecordUnusableError(StartError):
     """The database of the record cannot be opened, read or changed."""
 
 
-def migrate(url: str, revision: str = "head") -> None:
-    """Bring the database to this version's schema, or up to a revision; it may be empty.
+def migrate(url: str) -> None:
+    """Bring the database to this version's schema; an empty one gets it at once.
 
     Raises:
         NewerRecordError: if its schema has a version that this one does not know.
         OlderRecordError: if its schema is too old for this version.
-        NoWayBackError: if its schema is newer than the revision.
         RecordUnusableError: if the database does not answer, or is none.
     """
     config = _configure()
@@ -58,8 +59,12 @@ def migrate(url: str, revision: str = "head") -> None:
             try_database(url),
             database.engine(url).execution_options(mode="writes").begin() as connection,
         ):
+            here = MigrationContext.configure(connection)
+            if here.get_current_revision() is None:
+                Base.metadata.create_all(connection, checkfirst=False)
+                here.stamp(ScriptDirectory.from_config(config), "head")
             config.attributes["connection"] = connection
-            command.upgrade(config, revision)
+            command.upgrade(config, "head")
     except CommandError as error:
         have, _ = compare_versions(url)
         if is_too_old(have):

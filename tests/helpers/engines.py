@@ -11,6 +11,7 @@ from toys import trial
 
 from eigensweep.workers.lanes.engine import Engine
 from eigensweep.workers.lanes.groups import Sharing
+from eigensweep.workers.lanes.members import MemberLane
 from eigensweep.workers.lanes.turns import LaneError
 from eigensweep.workers.shared.messages import Order, Report
 
@@ -128,7 +129,7 @@ class Bench:
             if (report := self.engine.ask(order, 0)) is not None:
                 return report
             self.engine.turn()
-        raise AssertionError(f"no report: {self.engine.status()}")
+        raise AssertionError(f"no report: {self.status()}")
 
     def to_the_end(self, *orders: Order) -> list[list[Report]]:
         """Return the reports of each order's trial to its end."""
@@ -142,5 +143,24 @@ class Bench:
 
     def in_lanes(self) -> set[tuple[int, int]]:
         """Return number and seed of every replicate in a lane."""
-        groups = self.engine.status()["groups"]
+        groups = self.status()["groups"]
         return {(lane["trial"], lane["seed"]) for g in groups for lane in g["occupied"]}
+
+    def status(self) -> dict[str, list[dict[str, Any]]]:
+        """Return who is in which lane of which group, and who waits for one."""
+        groups = [
+            {
+                "shape": group.name,
+                "lanes": group.trainer.lanes,
+                "occupied": list(map(describe, group.occupied)),
+            }
+            for group in self.engine._groups._known.values()
+        ]
+        return {"groups": groups, "waiting": list(map(describe, self.engine._loop._waiting()))}
+
+
+def describe(lane: MemberLane) -> dict[str, Any]:
+    """Return who has a lane, or waits for one."""
+    order, training = lane.trial.order, lane.replicate.training
+    about = {"experiment": order.experiment, "trial": order.number}
+    return {**about, "seed": training.seed, "step": training.step}

@@ -10,14 +10,15 @@ from typing import Any
 
 from file_ledger import FileLedger
 
+from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.cordons import NOWHERE, Cordons
 from eigensweep.workers.driver.experiment import make_order
-from eigensweep.workers.driver.searcher import LIVE, ExperimentSearch
+from eigensweep.workers.driver.searcher import ExperimentSearch
 from eigensweep.workers.driver.study import Study
 from eigensweep.workers.driver.sweep import Job, Sweep
 from eigensweep.workers.lanes.shares import share_of
-from eigensweep.workers.shared.messages import DriverOptions, Order, Place, Report, Result
+from eigensweep.workers.shared.messages import DriverOptions, Order, Place, Report
 
 COPYING: dict[str, Any] = {
     "name": "copying",
@@ -86,8 +87,7 @@ class Bench:
             clock=lambda: self.clock(),
             **how,
         )
-        LIVE["e1"] = self
-        self.search = ExperimentSearch("e1")
+        self.search = ExperimentSearch(self, {})
 
     def next_order(self) -> Order | None:
         job = self.sweep.next_job()
@@ -105,10 +105,9 @@ class Bench:
 
     def ask(self) -> Job | None:
         """Return the job that Tune is given, None if there is none for now."""
-        given = self.search.searcher.suggest("tune-id")
-        if given is None:
+        order = self.next_order()
+        if order is None:
             return None
-        order = Order.from_dict(given)
         return Job(self.sweep.entries[order.number], order.attempt, order.donor)
 
     def ends(self) -> bool:

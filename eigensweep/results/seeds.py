@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import fmean, median
 
-from eigensweep.workers.shared.messages import End, Metrics, ReplicateResult, Result
+from eigensweep.results.trial_result import End, Metrics, ReplicateResult, Result
 
 
 def summarise(replicates: Sequence[ReplicateResult]) -> Result:

@@ -12,6 +12,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from eigensweep.results.seeds import cut_seeds
+from eigensweep.results.trial_result import Metrics, Outcome, Result, Source
 from eigensweep.workers.shared.fair_shares import Allotment, Claimant, Demand, allot
 from eigensweep.workers.shared.ledger import (
     NOTHING,
@@ -23,18 +25,8 @@ from eigensweep.workers.shared.ledger import (
     SupersededError,
     TrialEntry,
 )
-from eigensweep.workers.shared.messages import (
-    ConfigJson,
-    Metrics,
-    Notice,
-    Params,
-    Place,
-    Result,
-    Source,
-    Takeover,
-)
-from eigensweep.workers.shared.results import cut_seeds
-from eigensweep.workers.shared.states import INSTRUCTIVE, OPEN_TRIALS, Intent, Outcome, Phase
+from eigensweep.workers.shared.messages import ConfigJson, Notice, Params, Place, Takeover
+from eigensweep.workers.shared.states import INSTRUCTIVE, OPEN_TRIALS, Intent, Phase
 
 
 class FileLedger:
@@ -245,21 +237,17 @@ class FileLedger:
                 content["trials"][str(number)]["lineage"].append(taken.to_dict())
             content["history"].append(["round", step, sorted(takeovers)])
 
-    def set_run(self, number: int | None, run_id: str, project_id: str) -> None:
+    def set_run(self, run_id: str, project_id: str) -> None:
         with self._change() as content:
-            if number is None:
-                content["run"] = run_id
-            else:
-                content["trials"][str(number)]["run_id"] = run_id
+            content["run"] = run_id
 
     def experiment_run(self) -> str | None:
         run: str | None = self.read("run")
         return run
 
-    def set_tracked(self, number: int | None) -> None:
+    def set_tracked(self) -> None:
         with self._change() as content:
-            holder = content if number is None else content["trials"][str(number)]
-            holder["tracked"] = True
+            content["tracked"] = True
 
     def set_delivered(
         self, runs: Mapping[int, str], project_id: str, whole: Collection[int]
