@@ -132,8 +132,8 @@ def write(shown: Mapping[str, Shown], older: EarlierReports, folder: Path, page:
 
 LOGS_HEAD: Final = "## Where paper, logs and these runs differ"
 LOGS: Final = (
-    "The nnRNN study's run logs and the settings beside them say more than its figures. Three of these "
-    "compare two things at once; the matched claims compare one thing alone."
+    "The nnRNN study's run logs and the settings beside them say more than its figures. Three of "
+    "these compare two things at once; the matched claims compare one thing alone."
 )
 
 CITE: Final = (
