@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from eigensweep.results.statistics import Summary, summarize
-from eigensweep.search_spaces.presets import find_preset
-from eigensweep.search_spaces.sections import PublishedNumber
-from eigensweep.search_spaces.spec import ExperimentSpec
+
+if TYPE_CHECKING:
+    from eigensweep.search_spaces.sections import PublishedNumber
+    from eigensweep.search_spaces.spec import ExperimentSpec
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,8 @@ def _find_differences(spec: ExperimentSpec) -> str:
 
     Those are known for the numbers of our presets. Empty if none differs, or none is known.
     """
+    from eigensweep.search_spaces.presets import find_preset  # it brings torch
+
     preset = find_preset(spec.published)
     if preset is None:
         return ""

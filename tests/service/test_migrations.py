@@ -338,11 +338,18 @@ def test_a_program_older_than_the_record_changes_nothing(url):
         upgrade(connection, REVISIONS[0])
 
 
-def test_a_new_record_has_what_an_old_one_is_brought_to(each_url, each_bare_url):
+def test_a_new_record_has_what_an_old_one_is_brought_to(each_bare_url):
+    migrate(each_bare_url)
+    new = describe(each_bare_url)
     with writing(each_bare_url) as connection:
+        Base.metadata.drop_all(connection)
+        connection.exec_driver_sql("DROP TABLE alembic_version")
+        if connection.dialect.name == "postgresql":  # triggers go with their tables, this does not
+            connection.exec_driver_sql("DROP FUNCTION refuse_to_change_audit")
+        assert inspect(connection).get_table_names() == []
         make_schema_of_0_2(connection)
     migrate(each_bare_url)
-    assert describe(each_url) == describe(each_bare_url)
+    assert describe(each_bare_url) == new
 
 
 def describe(url: str) -> dict[str, Any]:

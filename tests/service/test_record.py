@@ -69,7 +69,7 @@ class TestSchema:
     def test_a_record_before_the_baseline_is_told_the_way(self, url):
         with database.engine(url).execution_options(writes=True).begin() as connection:
             connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0022'")
-        with pytest.raises(OlderRecordError, match="start it once with Eigensweep"):
+        with pytest.raises(OlderRecordError, match="start it once with the last Eigensweep"):
             migrate(url)
         assert compare_versions(url)[0] == "0022"
 

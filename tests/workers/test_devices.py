@@ -277,16 +277,13 @@ def test_a_lost_device_is_named_with_its_node_and_gpu(with_cuda, monkeypatch):
     order = replace(make_order(), engine=need)
 
     class Lost:
-        longest_turn = 0.0
+        longest_turn, is_broken = 0.0, True
 
         def ask(self, order, seconds):
             raise EngineError("it could not go on") from RuntimeError(LOST_IN_TRAINING)
 
         def seconds_in_turn(self):
             return 0.0
-
-        def status(self):
-            return {"error": "lost"}
 
         def leave(self, order, commit=False):
             pass

@@ -54,8 +54,9 @@ class ScriptedEngine:
     def occupancy(self) -> dict[str, float]:
         return {"occupied": 1.0}
 
-    def status(self) -> dict[str, str | None]:
-        return {"error": self.error}
+    @property
+    def is_broken(self) -> bool:
+        return self.error is not None
 
 
 @pytest.fixture

@@ -441,7 +441,7 @@ class TestShape:
         with pytest.raises(ValueError, match="the training is of tanh_rnn-copying"):
             group.join(build(config_of("tanh_rnn")))
         group.join(second)
-        assert (group.free, group.trainings, group.fits(third)) == (0, [second], True)
+        assert (group.free, group.trainings) == (0, [second])
         with pytest.raises(ValueError, match="has a lane already"):
             group.join(second)
         with pytest.raises(ValueError, match="all 1 lanes are taken"):
