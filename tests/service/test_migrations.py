@@ -344,8 +344,8 @@ def test_a_new_record_has_what_an_old_one_is_brought_to(each_bare_url):
     with writing(each_bare_url) as connection:
         Base.metadata.drop_all(connection)
         connection.exec_driver_sql("DROP TABLE alembic_version")
-        if connection.dialect.name == "postgresql":  # triggers go with their tables, this does not
-            connection.exec_driver_sql("DROP FUNCTION refuse_to_change_audit")
+        if connection.dialect.name == "postgresql":  # triggers go with their tables, these do not
+            connection.exec_driver_sql("DROP FUNCTION refuse_to_change_audit, count_trials")
         assert inspect(connection).get_table_names() == []
         make_schema_of_0_2(connection)
     migrate(each_bare_url)
