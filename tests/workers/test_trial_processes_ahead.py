@@ -112,7 +112,9 @@ def test_a_file_that_was_edited_is_noticed(tmp_path):
 
 
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    # Ray starts thin processes for its first driver, too, and keeps them for a second only.
+    monkeypatch.setenv("RAY_prestart_worker_first_driver", "0")
     with toys_on_path():
         started = Cluster.start(num_cpus=2)
         yield started
