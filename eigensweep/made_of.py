@@ -1,4 +1,4 @@
-"""Models that are made of other things by the names of their fields."""
+"""Models that take their fields from the attributes of another object."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pydantic import BaseModel
 
 
 class MadeOf(BaseModel):
-    """A model whose fields are attributes of what it is made of."""
+    """A model whose fields have the names of the attributes that they are taken from."""
 
     @classmethod
     def made_of(cls, source: Any, /, **more: Any) -> Self:
-        """Return one with what `source` has under the names of fields, except for `more`."""
+        """Return a model with the fields in `more`; all others are attributes of `source`."""
         named = {name: getattr(source, name) for name in cls.model_fields if name not in more}
         return cls(**named, **more)

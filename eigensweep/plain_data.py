@@ -9,12 +9,12 @@ from typing import Any, ClassVar, Self
 
 @dataclass(frozen=True)
 class Message:
-    """Frozen fields whose plain data has their names."""
+    """A frozen object whose plain data is a dict of its fields, by their names."""
 
     READ: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
-    """What reads the fields whose plain data is not what they are."""
+    """Fields that JSON holds in another form, each with the function that reads it."""
     RARE: ClassVar[frozenset[str]] = frozenset()
-    """The fields that plain data lacks where they are None or an empty tuple."""
+    """Fields that are left out of plain data while they are None or an empty tuple."""
 
     def to_dict(self) -> dict[str, object]:
         """Return plain data, as JSON holds it."""
@@ -41,6 +41,6 @@ def make_plain(value: object) -> object:
         return value
     if isinstance(value, Message):
         return value.to_dict()
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return [make_plain(each) for each in value]
     return dict(value) if isinstance(value, Mapping) else value

@@ -30,6 +30,8 @@ from eigensweep.service.record.tables import JobKind, JobRow
 from eigensweep.service.settings import Mlflow
 from eigensweep.workers.shared.durable_files import StorageError
 
+logger = logging.getLogger(__name__)
+
 LONGEST_SECONDS: Final = 2 * 3600.0
 """The longest run of a child in seconds; after that it is killed, and has failed."""
 LOG_LINES: Final = 20
@@ -109,8 +111,6 @@ class ChildRunner:
             with suppress(ProcessLookupError):  # it may end at this moment
                 self._child.kill()
 
-
-logger = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 2.0
 """Seconds between two looks at the jobs, which drivers and other services may have written, too."""

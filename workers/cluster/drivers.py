@@ -167,7 +167,10 @@ class Drivers:
         self._spawn()
 
     def watch(self) -> None:
-        """Forget drivers that are over, and replace a zygote that has ended or hangs; regularly."""
+        """Forget drivers that are over, and replace a zygote that has ended or hangs.
+
+        To be called regularly.
+        """
         with self._turn:
             self._forget_ended()
         if self._zygote is None:
