@@ -172,8 +172,8 @@ def create_app(
 
 
 @cache
-def _read_examples() -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = json.loads(EXAMPLES.read_text(encoding="utf-8"))
+def _read_examples() -> dict[str, dict[str, object]]:
+    found: dict[str, dict[str, object]] = json.loads(EXAMPLES.read_text(encoding="utf-8"))
     return found
 
 

@@ -127,7 +127,7 @@ EXAMPLE: Final = {
 }
 
 
-Responses = dict[int | str, dict[str, Any]]
+Responses = dict[int | str, dict[str, object]]
 """The type of FastAPI's parameter `responses`."""
 
 

@@ -10,7 +10,7 @@ import asyncio
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import httpx2
 from starlette.background import BackgroundTask
@@ -124,13 +124,14 @@ class MlflowProxy:
                 f"this takes {', '.join(change.fields)} here, and not {others[0][:80]!r}. "
                 f"{WHAT_WORKS}"
             )
+        texts = {name: text for name, text in content.items() if isinstance(text, str)}
         for field in change.fields:
-            if not isinstance(content.get(field), str):
+            if field not in texts:
                 raise _WrongBodyError(f"{field!r} is to be a text; got {content.get(field)!r:.80}")
-        subject = content[change.fields[0]]
+        subject = texts[change.fields[0]]
         if not ID.fullmatch(subject):
             raise _WrongBodyError(f"MLflow has no {change.fields[0]} like {subject[:80]!r}")
-        if (key := content.get("key")) is not None and not mlflow_requests.is_own_tag(key):
+        if (key := texts.get("key")) is not None and not mlflow_requests.is_own_tag(key):
             raise NotAllowedError(
                 f"the tag {key[:80]!r} is one by which MLflow or drivers work. {WHAT_WORKS}"
             )
@@ -138,7 +139,7 @@ class MlflowProxy:
             is_run = change.fields[0] == "run_id"
             await (self._require_run if is_run else self._require_project)(caller, subject)
         tell_audit(request, f"{change.fields[0]} {subject}{f' {key[:80]!r}' if key else ''}")
-        return content
+        return texts
 
     async def _require_run(self, caller: Caller, run_id: str) -> None:
         """Refuse a caller to whom the experiment of a run does not belong."""
@@ -213,7 +214,7 @@ def find_scope(method: str, path: str) -> ScopeName | None:
     return "read" if mlflow_requests.is_read(method, asked) else None
 
 
-async def _read_body(request: Request) -> dict[str, Any]:
+async def _read_body(request: Request) -> dict[str, object]:
     """Return a body, whose size and kind `BodyLimits` has checked."""
     try:
         content = json.loads(await request.body() or b"{}")

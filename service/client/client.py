@@ -61,7 +61,7 @@ class Client(Connection):
         spec = self.read_spec(source, settings)
         return Answer(self.post(f"{Experiment.listing_path}/preview", spec), describe_preview)
 
-    def read_spec(self, source: SpecSource, settings: Mapping[str, Any]) -> JsonObject:
+    def read_spec(self, source: SpecSource, settings: Mapping[str, Any]) -> dict[str, object]:
         """Return the spec that `source` names, with the fields in `settings` replaced."""
         if isinstance(source, Mapping):
             return with_settings(source, settings)

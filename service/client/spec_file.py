@@ -90,7 +90,7 @@ SUBJECT = {
 """What may not be an option of an analysis, and how to give it instead."""
 
 
-def parse_options(options: list[str]) -> dict[str, Any]:
+def parse_options(options: list[str]) -> dict[str, object]:
     """Return `name=value` texts as a dict; values are YAML.
 
     >>> parse_options(["alpha=[0.95, 1]", "norm=frobenius"])
@@ -103,8 +103,8 @@ def parse_options(options: list[str]) -> dict[str, Any]:
     return parsed
 
 
-def _parse_pairs(flag: str, texts: list[str], expected: str) -> dict[str, Any]:
-    parsed = {}
+def _parse_pairs(flag: str, texts: list[str], expected: str) -> dict[str, object]:
+    parsed: dict[str, object] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():

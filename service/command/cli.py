@@ -652,8 +652,7 @@ def reproduce(
     from eigensweep.service.command import reproduce as work
 
     if list_only:
-        suites = call.near.get("/v1/reproduction-suites")
-        call.tell(suites, lambda _: work.make_suite_table(suites["items"]))
+        work.show_suites(call)
         return
     if every or page_only or results_only:
         page = page or Path("docs/reproduction.md")

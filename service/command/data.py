@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from eigensweep.corpora.fetching import OnProgress
     from eigensweep.tasks.corpora import KnownCorpus
 
-CorpusRow = dict[str, Any]
+Cell = str | int | None
+CorpusRow = dict[str, Cell]
 """What is said about a corpus: corpus, state, bytes, licence, where, title, problem."""
 
 Names = Annotated[list[str] | None, typer.Argument(metavar="CORPUS", help="Corpora; default: all.")]
@@ -195,7 +196,7 @@ def _show(call: Call, rows: list[CorpusRow], heads: tuple[str, ...]) -> None:
             typer.echo(f"{row['corpus']} is damaged: {row['problem']}", err=True)
 
 
-def _format_count(value: Any) -> Any:
+def _format_count(value: Cell) -> Cell:
     return f"{value:,}" if isinstance(value, int) else value
 
 

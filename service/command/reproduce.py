@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from eigensweep.service.client import Client, RefusedError, ServiceAwayError
-from eigensweep.service.client.connection import JsonObject, outlast_restart
+from eigensweep.service.client.connection import outlast_restart
 from eigensweep.service.client.reproductions import Reproduction
 from eigensweep.service.client.tables import Table
 from eigensweep.service.command.frame import FAILURE, Call
@@ -43,16 +43,18 @@ def choose(client: Client, budget: str) -> list[str]:
     ]
 
 
-def make_suite_table(suites: Sequence[JsonObject]) -> Table:
-    """Return all suites with a guess of their cost."""
+def show_suites(call: Call) -> None:
+    """Show all suites with a guess of their cost."""
+    found = call.near.get("/v1/reproduction-suites")
     rows = [
         (
             *(suite["name"], suite["title"], f"{suite['core_minutes']['short']:.0f}"),
             *(f"{suite['core_minutes']['full'] / 60:.1f}", suite["needs"] or ""),
         )
-        for suite in suites
+        for suite in found["items"]
     ]
-    return Table(("name", "what it shows", "short, core min", "full, core h", "needs"), rows)
+    heads = ("name", "what it shows", "short, core min", "full, core h", "needs")
+    call.tell(found, lambda _: Table(heads, rows))
 
 
 def follow(

@@ -11,12 +11,13 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
 from pydantic import JsonValue
+from pydantic.main import IncEx
 
 from eigensweep.analyses import ANALYSES
 from eigensweep.analyses.base import ExperimentSubject, TrialSubject
@@ -31,6 +32,8 @@ AnalysisState = Literal["queued", "running", "finished", "failed"]
 
 OptionsJson = dict[str, JsonValue]
 """The options of an analysis as JSON; its class declares them."""
+RUNS: Final[Mapping[str, IncEx | bool]] = {"run_id": True, "trials": {"__all__": {"run_id"}}}
+"""The MLflow runs of a subject."""
 
 
 @dataclass(frozen=True)
@@ -45,23 +48,20 @@ class AnalysisSpec:
     @property
     def id(self) -> str:
         """The digest of the request, 16 hex digits. The subject's MLflow run is no part of it."""
-        content: dict[str, Any] = {
-            "result_version": ANALYSES[self.name].result_version,
-            **self.to_dict(),
-        }
-        for subject in (content["trial"], content["experiment"]):
-            for each in (subject, *subject.get("trials", ())) if subject else ():
-                del each["run_id"]
-        text = json.dumps(content, sort_keys=True)
+        version = {"result_version": ANALYSES[self.name].result_version}
+        text = json.dumps(version | self.to_dict(without=RUNS), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def to_dict(self) -> dict[str, object]:
-        """Return it as JSON, the input of its process."""
+    def to_dict(self, without: IncEx | None = None) -> dict[str, object]:
+        """Return it as JSON, the input of its process; `without` names fields of the subject."""
         subjects = {"trial": self.trial, "experiment": self.experiment}
         return {
             "name": self.name,
             "options": self.options,
-            **{kind: s.model_dump(mode="json") if s else None for kind, s in subjects.items()},
+            **{
+                kind: each.model_dump(mode="json", exclude=without) if each else None
+                for kind, each in subjects.items()
+            },
         }
 
 

@@ -256,9 +256,10 @@ def _is_named(table: sa.Table) -> list[Any]:
 @lru_cache
 def _find_defaults(table: sa.Table) -> dict[str, object]:
     """Return what columns hold where nothing is said."""
-    defaults: dict[str, Any] = {column.key: column.default for column in table.columns}
     return {
-        name: default.arg for name, default in defaults.items() if default and default.is_scalar
+        column.key: column.default.arg
+        for column in table.columns
+        if isinstance(column.default, sa.ColumnDefault) and column.default.is_scalar
     }
 
 

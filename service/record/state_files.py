@@ -10,7 +10,6 @@ import logging
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from eigensweep.service.record import database
 from eigensweep.service.record.analyses import AnalysisRecord
@@ -27,11 +26,14 @@ def take_over(url: str, home: Path) -> None:
     Raises:
         SQLAlchemyError: if the database does not answer.
     """
-    read = {"analyses": _read_analysis, "reproductions": _read_reproduction}
-    for folder, make in read.items():
+    kinds = {"analyses": AnalysisRecord, "reproductions": ReproductionRecord}
+    for folder, kind in kinds.items():
         for path in home.glob(f"{folder}/*/state.json"):
             try:
-                job = make(path.parent, json.loads(path.read_bytes()))
+                state = json.loads(path.read_bytes())
+                if kind is AnalysisRecord:
+                    state |= _find_subject(path.with_name("request.json"), state["state"])
+                job = kind(**state).to_job()
             except (OSError, ValueError, TypeError, KeyError) as error:
                 logger.warning("a state is not taken over path=%s: %s", path, error)
                 continue
@@ -46,16 +48,12 @@ def _add_if_new(job: JobRow, rows: RowSession) -> None:
         rows.add(job)
 
 
-def _read_analysis(folder: Path, state: dict[str, Any]) -> JobRow:
-    subject: dict[str, Any] = {}
+def _find_subject(request: Path, state: str) -> dict[str, object]:
+    """Return the subject of an analysis in this state, or why it fails for the lack of one."""
     try:
-        whole = json.loads((folder / "request.json").read_bytes())
-        subject = {kind: whole[kind] for kind in ("trial", "experiment")}
+        whole = json.loads(request.read_bytes())
     except FileNotFoundError as error:
-        if state["state"] in AnalysisRecord.open:
-            state |= {"state": "failed", "error": f"FileNotFoundError: {error}"}
-    return AnalysisRecord(**state, subject=subject).to_job()
-
-
-def _read_reproduction(folder: Path, state: dict[str, Any]) -> JobRow:
-    return ReproductionRecord(**state).to_job()
+        words = f"FileNotFoundError: {error}"
+        failed = {"state": "failed", "error": words} if state in AnalysisRecord.open else {}
+        return {"subject": {}, **failed}
+    return {"subject": {kind: whole[kind] for kind in ("trial", "experiment")}}

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution
@@ -30,12 +29,12 @@ class _Lines(BaseJournalBackend):
     """The lines of a journal, in memory: a file would be synced for each trial."""
 
     def __init__(self) -> None:
-        self.logs: list[dict[str, Any]] = []
+        self.logs: list[dict[str, object]] = []
 
-    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
+    def read_logs(self, log_number_from: int) -> Iterator[dict[str, object]]:
         yield from self.logs[log_number_from:]
 
-    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+    def append_logs(self, logs: list[dict[str, object]]) -> None:
         self.logs += logs
 
 

@@ -7,7 +7,7 @@ Tune wants a subclass of its `Trainable`, and starts it as an actor. Here Tune s
 from __future__ import annotations
 
 import os
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import ray
@@ -48,15 +48,15 @@ class OwnPlace(tune.PlacementGroupFactory):
         labels = dict(share.labels)
         if avoid:
             labels[NODE_ID_LABEL_KEY] = f"!in({','.join(avoid)})"
-        self._where: dict[str, Any] = {"bundle_label_selector": [labels]} if labels else {}
-        super().__init__([share.resources], **self._where)
+        self._labels = [labels] if labels else None
+        super().__init__([share.resources], bundle_label_selector=self._labels)
 
     def to_placement_group(self) -> PlacementGroup:
         best = CPU_NODES.choose(self._share, self._avoid)
         if best is None:
             return super().to_placement_group()  # type: ignore[no-untyped-call]
-        wish = {**self._where, "_soft_target_node_id": best}
-        return placement_group(self.bundles, "STRICT_PACK", **wish)
+        wish = partial(placement_group, self.bundles, "STRICT_PACK", _soft_target_node_id=best)
+        return wish(bundle_label_selector=self._labels)
 
 
 class TrialProcesses(_ActorClassCache):

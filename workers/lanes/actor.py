@@ -82,7 +82,7 @@ class _HeldSlot:
     order: Order
     asked_at: float = field(default_factory=time.monotonic)
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)
-    last: dict[str, Any] | None = None
+    last: Report | None = None
     """The newest report, kept until the trial has it: an answer may be lost on its way."""
 
     @property
@@ -161,13 +161,13 @@ class EngineActor:
             raise NoSlotError(f"trial {asked.number} of {asked.experiment} has no slot here")
         slot.asked_at = time.monotonic()
         async with slot.asking:
-            if slot.last is None or asked.reported >= slot.last["step"]:
+            if slot.last is None or asked.reported >= slot.last.step:
                 report = await self._ask(asked)
                 if report is None:
                     return None
                 lanes = None if asked.engine is None else asked.engine.lanes
-                slot.last = replace(report, place=replace(self._place, lanes=lanes)).to_dict()
-            return slot.last
+                slot.last = replace(report, place=replace(self._place, lanes=lanes))
+            return slot.last.to_dict()
 
     async def leave(self, order: dict[str, object]) -> None:
         """Take its slot from this attempt of a trial, if it has one."""

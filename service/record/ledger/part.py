@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from eigensweep.service.record import database
 from eigensweep.service.record.rows import RowSession
@@ -30,7 +30,7 @@ class LedgerPart:
     generation: int
     patience: float = 24 * 3600.0
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         database.hold_few_connections(self.url)  # this is a driver's process
 
