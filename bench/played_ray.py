@@ -22,14 +22,12 @@ from ray import cloudpickle
 from ray.air.execution import AcquiredResources, ResourceManager, ResourceRequest
 from ray.air.execution._internal import actor_manager, event_manager
 from ray.train._internal import storage
-from ray.tune.execution import tune_controller
 
 from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.results.seeds import summarise
 from eigensweep.results.trial_result import ReplicateResult
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.workers.driver import actor_events, capacity
-from eigensweep.workers.driver.trainable import TrialProcesses
+from eigensweep.workers.driver import actor_events, capacity, tune_loop
 from eigensweep.workers.processes.runner import LOST, REPORT
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.curves import CurvePoint
@@ -217,8 +215,8 @@ def played_ray(slots: int, seconds: float, start_seconds: float = 0.0) -> Iterat
             (actor_events, "ray", ray),
             (actor_manager, "ray", ray),
             (event_manager, "ray", ray),
-            (tune_controller, "PlacementGroupResourceManager", lambda: Slots(slots)),
-            (TrialProcesses, "get", lambda *of: ActorClass(ray)),
+            (tune_loop, "PlacementGroupResourceManager", lambda: Slots(slots)),
+            (actor_events, "choose_process", lambda of_tune: ActorClass(ray)),
             (storage, "_get_ray_train_session_dir", lambda: folder),
             (capacity, "list_living_nodes", lambda: nodes),
         ]

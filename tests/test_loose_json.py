@@ -24,6 +24,7 @@ MOST = {
     "service/command/storage.py": 3,
     "service/record/rows.py": 4,
     "service/record/tables.py": 2,
+    "workers/driver/trainable.py": 1,
     "workers/shared/head.py": 2,
     "workers/shared/kept_files.py": 1,
     "workers/shared/messages.py": 2,

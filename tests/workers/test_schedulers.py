@@ -17,8 +17,8 @@ class Trial:
     status = "PENDING"
 
     def __init__(self, name: str, reports: list[tuple[int, float]], number: int) -> None:
-        order = make_order(number=number, reports=tuple(reports))
-        self.trial_id, self.config = name, order.to_dict()
+        self.trial_id = name
+        self.order = make_order(number=number, reports=tuple(reports))
 
 
 def trial(name: str, reports: list[tuple[int, float]] | None = None, number: int = 0) -> Any:

@@ -272,7 +272,7 @@ def tell(b: Bench, *reports: Report) -> Job:
     job = b.sweep.next_job()
     b.sweep.begin(job.entry.number, job.attempt)
     order = make_order(number=job.entry.number, attempt=job.attempt)
-    trial = SimpleNamespace(config=order.to_dict())
+    trial = SimpleNamespace(order=order)
     for trial.report in reports:
         Recorder(b).on_trial_result(1, [], trial, {})
     Recorder(b).on_trial_complete(1, [], trial)
@@ -286,7 +286,7 @@ def test_a_loss_is_told_by_what_tune_was_told(tmp_path, monkeypatch, loss, by):
     b = bench(tmp_path, {"space": {"optimizer.lr": [1e-1]}})
     told = {}
     monkeypatch.setattr(b.sweep, "lose", lambda number, attempt, words, **how: told.update(how))
-    trial = SimpleNamespace(config=make_order(number=0, attempt=1).to_dict(), loss=loss)
+    trial = SimpleNamespace(order=make_order(number=0, attempt=1), loss=loss)
     Recorder(b).on_trial_error(1, [], trial)
     assert told == {"by": by}
 

@@ -10,7 +10,7 @@ from orders import make_order
 from ray.tune.result import STDERR_FILE, STDOUT_FILE, TRIAL_INFO
 
 from eigensweep.tasks.corpus import CorpusMissingError
-from eigensweep.workers.driver.trainable import TrialTrainable, give_order_alone
+from eigensweep.workers.driver.trainable import give_order_alone, request_place
 from eigensweep.workers.processes import runner
 from eigensweep.workers.processes.runner import LOST, REPORT, Runner
 from eigensweep.workers.shared.code import ForeignCodeError
@@ -62,17 +62,17 @@ def test_a_node_with_other_code_or_no_corpus_is_named(trial, kind):
 
 def test_a_trial_keeps_away_from_the_nodes_that_are_left_out():
     order = replace(make_order(), avoid=("a1", "b2"))
-    asked = TrialTrainable.default_resource_request(order.to_dict())
+    asked = request_place(order)
     selector = [{"ray.io/node-id": "!in(a1,b2)"}]
     assert asked._bound.kwargs["bundle_label_selector"] == selector
-    asked = TrialTrainable.default_resource_request(make_order().to_dict())
+    asked = request_place(make_order())
     assert "bundle_label_selector" not in asked._bound.kwargs
 
 
 def test_a_process_is_given_nothing_that_only_tune_can_read():
     order = make_order().to_dict()
     added = {TRIAL_INFO: object(), STDOUT_FILE: None, STDERR_FILE: None}
-    assert give_order_alone({"config": order | added, "storage": object()}) == {"config": order}
+    assert give_order_alone(order | added) == order
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), FileNotFoundError(2, "no file")])

@@ -15,14 +15,17 @@ from typing import Any
 import psutil
 import pytest
 from experiments import Cluster, Launched, toys_on_path
+from ray.tune.execution.class_cache import _ActorClassCache
 from sweeps import COPYING, SCORNN
 from waiting import wait_until
 
 from eigensweep.workers.cluster import trial_processes
-from eigensweep.workers.driver.trainable import CREDENTIALS, TrialProcesses
+from eigensweep.workers.driver.trainable import CREDENTIALS, choose_process
 from eigensweep.workers.processes.forked import MODULE
+from eigensweep.workers.processes.trial_process import TrialProcess
 
 TESTS = Path(__file__).parents[1]
+OF_TUNE: Any = _ActorClassCache()
 
 CHANGE = """
 import sys
@@ -39,12 +42,13 @@ print(has_changed())
 def test_trials_ask_for_what_ray_has_ready_for_anybody(monkeypatch):
     for each in CREDENTIALS:
         monkeypatch.delenv(each, raising=False)
-    assert "runtime_env" not in TrialProcesses().get()._default_options
+    assert "runtime_env" not in choose_process(OF_TUNE.get(TrialProcess))._default_options
 
 
 def test_the_credentials_of_a_driver_go_on_to_its_trials(monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k1")
-    asked = TrialProcesses().get()._default_options["runtime_env"]["env_vars"]
+    given = choose_process(OF_TUNE.get(TrialProcess))._default_options
+    asked = given["runtime_env"]["env_vars"]
     assert asked["AWS_ACCESS_KEY_ID"] == "k1"
 
 

@@ -18,7 +18,6 @@ from typing import Final
 import psutil  # type: ignore[import-untyped]
 import ray.exceptions
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
-from ray.core.generated.gcs_pb2 import GcsNodeInfo  # type: ignore[attr-defined]
 
 ANSWER_SECONDS: Final = 10.0
 """How long the head, and the node's own process, may take to answer."""
@@ -41,7 +40,7 @@ def find_fault(head: str, port: int) -> str | None:
     alive = [
         node.node_manager_address
         for node in nodes
-        if node.state == GcsNodeInfo.ALIVE
+        if node.state == node.ALIVE
         and node.node_manager_port == port
         and node.node_manager_address in mine
     ]

@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import ray
-from ray.air.execution import ResourceRequest
+from ray.air.execution import ResourceManager, ResourceRequest
 from ray.air.execution._internal.actor_manager import RayActorManager
 from ray.air.execution._internal.tracked_actor import TrackedActor
 from ray.exceptions import OutOfMemoryError, RayActorError
 
-from eigensweep.workers.driver.trainable import StartArguments, give_order_alone
+from eigensweep.workers.driver.trainable import choose_process, give_order_alone
 from eigensweep.workers.shared.deaths import explain_shortage
 
 SOON: Final = 0.005
@@ -35,19 +37,57 @@ class MemoryShortageError(RayActorError):
 class PromptActorManager(RayActorManager):
     """Tune's manager of processes, which remembers the other ready events."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, resource_manager: ResourceManager) -> None:
+        super().__init__(resource_manager)
+        self._room = resource_manager
         self._ready: deque[Any] = deque()
         """Futures that are ready and were not handled; some may have been given up since."""
+        self._next_orders: dict[TrackedActor, dict[str, object]] = {}
+        """What idle processes were given to train and have not heard of."""
+        self._taken_over: list[Callable[[], None]] = []
+        """Tell Tune that an idle process has taken a trial."""
 
     def add_actor(
-        self, cls: Any, kwargs: StartArguments, resource_request: ResourceRequest, **calls: Any
+        self,
+        cls: Any,
+        kwargs: Mapping[str, Any],
+        resource_request: ResourceRequest,
+        **calls: Any,
     ) -> TrackedActor:
         """Have a process started, with its order alone, once there is room for it."""
-        return super().add_actor(cls, give_order_alone(kwargs), resource_request, **calls)
+        order = {"config": give_order_alone(kwargs["config"])}
+        return super().add_actor(choose_process(cls), order, resource_request, **calls)
+
+    def schedule_actor_task(
+        self,
+        tracked_actor: TrackedActor,
+        method_name: str,
+        args: tuple[Any, ...] | None = None,
+        kwargs: Any = None,
+        on_result: Any = None,
+        on_error: Any = None,
+        _return_future: bool = False,
+    ) -> Any:
+        """Have a method of a process called; a reused process trains its next trial at once.
+
+        Tune would first wait for it to say that it is ready for another trial (`reset`).
+        """
+        if method_name == "reset" and args:
+            self._next_orders[tracked_actor] = give_order_alone(args[0])
+            self._taken_over.append(partial(on_result, tracked_actor, True))
+            return None
+        order = self._next_orders.pop(tracked_actor, None)
+        if method_name == "train" and order is not None:
+            method_name, args = "train_next", (order,)
+        return super().schedule_actor_task(
+            tracked_actor, method_name, args, kwargs, on_result, on_error, _return_future
+        )
 
     def next(self, timeout: int | float | None = None) -> bool:
         """Handle one event within `timeout` seconds; return whether there was one."""
+        taken_over, self._taken_over = self._taken_over, []
+        for begin in taken_over:
+            begin()
         is_killed = self._try_kill_actor()
         self._try_start_actors()
         if is_killed:
@@ -64,7 +104,7 @@ class PromptActorManager(RayActorManager):
     def _wait(self, timeout: float | None) -> bool:
         """Wait for the next event and take all other ready ones; return whether there is any."""
         started = self._actor_state_events.get_futures()
-        futures = [*self._resource_manager.get_resource_futures(), *started]
+        futures = [*self._room.get_resource_futures(), *started]
         futures += self._actor_task_events.get_futures()
         began = time.monotonic()
         ready, others = ray.wait(futures, num_returns=1, timeout=timeout)
@@ -79,8 +119,9 @@ class PromptActorManager(RayActorManager):
             if future in events._tracked_futures:
                 events.resolve_future(future)
                 return True
-        if future in self._resource_manager.get_resource_futures():
-            self._handle_ready_resource_future()  # type: ignore[no-untyped-call]
+        if future in self._room.get_resource_futures():
+            self._room.update_state()  # type: ignore[no-untyped-call]
+            self._try_start_actors(max_actors=1)
         return False
 
     def _actor_start_failed(self, tracked_actor: Any, exception: Exception) -> None:

@@ -25,7 +25,7 @@ from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.search_spaces.brackets import Brackets
 from eigensweep.search_spaces.sections import SchedulerConfig
 from eigensweep.workers.processes.runner import LOST
-from eigensweep.workers.shared.messages import Order, Reports
+from eigensweep.workers.shared.messages import Reports
 
 MODES: dict[Better, str] = {"lower": "min", "higher": "max"}
 
@@ -47,7 +47,7 @@ class KnowsReports(TrialScheduler):
 
     def on_trial_add(self, controller: Any, trial: Any) -> None:
         super().on_trial_add(controller, trial)
-        self._remember(trial, Order.from_dict(trial.config).reports)
+        self._remember(trial, trial.order.reports)
 
     @abstractmethod
     def _remember(self, trial: Any, reports: Reports) -> None:
@@ -124,7 +124,7 @@ class Halving(KnowsReports, AsyncHyperBandScheduler):
 
     def _bracket_of(self, trial: Any) -> Bracket:
         is_past = isinstance(trial, Past)
-        number = trial.number if is_past else Order.from_dict(trial.config).number
+        number = trial.number if is_past else trial.order.number
         return self._halves[self._chosen.choose(number)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Set
 from dataclasses import replace
 from typing import Any, Final, Protocol
@@ -15,7 +16,9 @@ from ray.tune.stopper import Stopper
 from eigensweep.workers.driver.actor_events import MemoryShortageError
 from eigensweep.workers.driver.places import find_place
 from eigensweep.workers.driver.sweep import Sweep
-from eigensweep.workers.driver.trainable import TrialTrainable
+from eigensweep.workers.driver.trainable import request_place
+from eigensweep.workers.processes.runner import REPORT
+from eigensweep.workers.processes.trial_process import TrialProcess
 from eigensweep.workers.shared.ledger import RungReport
 from eigensweep.workers.shared.messages import LostBy, Order, Report
 from eigensweep.workers.trial.memory_limit import read_last_words
@@ -73,12 +76,25 @@ class OwnTrial(Trial):
 
     report: Report
     """The newest report; missing before the first one."""
+    loss: BaseException | None = None
+    """How its process was lost."""
 
-    def __init__(self, name: str, **options: Any) -> None:
-        super().__init__(name, stub=True, **options)  # does not look whether the class is known
+    def __init__(self, name: str, order: Order, **options: Any) -> None:
+        self.order = order
+        config = OrderJson(order.to_dict())
+        super().__init__(name, config=config, stub=True, **options)  # does not look for the class
 
-    def get_trainable_cls(self) -> type[TrialTrainable]:
-        return TrialTrainable
+    def get_trainable_cls(self) -> type[TrialProcess]:
+        return TrialProcess
+
+    def create_placement_group_factory(self) -> None:
+        own: Any = self  # Tune's attributes without types
+        own.placement_group_factory = request_place(self.order)
+
+    def should_stop(self, result: Mapping[str, Any]) -> bool:
+        """Take note of a report, which Tune asks about before anybody else hears of it."""
+        self.report = Report.from_dict(json.loads(result[REPORT]))
+        return bool(super().should_stop(result))  # type: ignore[no-untyped-call]
 
     def set_ray_actor(self, ray_actor: Any) -> None:
         self.temporary_state.ray_actor = ray_actor
@@ -88,7 +104,8 @@ class OwnTrial(Trial):
         own.relative_logdir = own.storage.trial_dir_name = own.custom_dirname
 
     def handle_error(self, exc: Any = None) -> None:
-        """Write an error to a file, in the trial's folder."""
+        """Keep an error, and write it to a file in the trial's folder."""
+        self.loss = exc  # Tune keeps its words only
         super().init_local_path()  # type: ignore[no-untyped-call]
         super().handle_error(exc)
 
@@ -111,8 +128,7 @@ class ExperimentSearch(SearchAlgorithm):
             return None
         same = {name: self._asked[name] for name in SAME_FOR_ALL}
         trial_id = Trial.generate_id()  # type: ignore[no-untyped-call]
-        config = OrderJson(order.to_dict())
-        return OwnTrial(self._asked["run"], config=config, trial_id=trial_id, **same)
+        return OwnTrial(self._asked["run"], order, trial_id=trial_id, **same)
 
     def is_finished(self) -> bool:
         return self._live.sweep.is_handed_out or self._live.is_full()
@@ -125,9 +141,9 @@ class Recorder(tune.Callback):
         self._live, self._sweep = live, live.sweep
 
     def on_trial_start(
-        self, iteration: int, trials: list[Trial], trial: Trial, **context: Any
+        self, iteration: int, trials: list[Trial], trial: Any, **context: Any
     ) -> None:
-        order = Order.from_dict(trial.config)
+        order: Order = trial.order
         place = find_place(trial.temporary_state.ray_actor, order)
         self._sweep.begin(order.number, order.attempt, place)
 
@@ -140,12 +156,11 @@ class Recorder(tune.Callback):
         """
         report: Report = trial.report
         if report.damage is not None:
-            self._sweep.note_damage(Order.from_dict(trial.config).number, report.damage)
+            self._sweep.note_damage(trial.order.number, report.damage)
         if report.outcome is None:
-            order = Order.from_dict(trial.config)
             comes_on = report.lost is None or report.lost_by == "pause"
             self._sweep.report(
-                order.number, report.step, report.metrics, report.place, comes_on=comes_on
+                trial.order.number, report.step, report.metrics, report.place, comes_on=comes_on
             )
 
     def on_trial_complete(
@@ -159,7 +174,7 @@ class Recorder(tune.Callback):
         A trial that an engine or a disk lost, that was paused, or that waits for the others of its
         population, ends here for Tune, so that Tune keeps its process.
         """
-        order, report = Order.from_dict(trial.config), trial.report
+        order, report = trial.order, trial.report
         lack = None if report.lost else self._live.find_missing_commit(order, report)
         if lack is not None:
             report = replace(report, lost=lack, lost_by="disk")
@@ -184,7 +199,7 @@ class Recorder(tune.Callback):
             )
 
     def on_trial_error(
-        self, iteration: int, trials: list[Trial], trial: Trial, **context: Any
+        self, iteration: int, trials: list[Trial], trial: Any, **context: Any
     ) -> None:
         """Record that the process was lost; a trial's process itself never raises for a bug.
 
@@ -192,16 +207,15 @@ class Recorder(tune.Callback):
         attempt would need as much. A process that Ray ended because its node had no memory left has
         not failed.
         """
-        order = Order.from_dict(trial.config)
+        order, loss = trial.order, trial.loss
         if (words := read_last_words(order)) is not None:
             self._sweep.end(order.number, "failed", error=words)
             return
-        loss: Exception | None = getattr(trial, "loss", None)
         by: LostBy = "memory" if isinstance(loss, MemoryShortageError) else "process"
         words = "unknown" if loss is None else str(loss).strip()[:LONGEST_CAUSE]
         self._sweep.lose(order.number, order.attempt, words, by=by)
 
-    def on_step_end(self, iteration: int, trials: list[Trial], **context: Any) -> None:
+    def on_step_end(self, iteration: int, trials: list[Any], **context: Any) -> None:
         """End the processes of trials that make no progress; Tune calls this often.
 
         Their end is recorded already, so that the loss of the process changes nothing.
@@ -209,8 +223,8 @@ class Recorder(tune.Callback):
         stalled = self._live.end_stalled()
         for trial in trials if stalled else []:
             actor = trial.temporary_state.ray_actor
-            number = Order.from_dict(trial.config).number
-            if number in stalled and trial.status == Trial.RUNNING and actor is not None:
+            is_running = trial.status == Trial.RUNNING and actor is not None
+            if is_running and trial.order.number in stalled:
                 ray.kill(actor)
 
 

@@ -10,12 +10,11 @@ accepts no other controller.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ray import tune
+from ray.air.execution import PlacementGroupResourceManager
 from ray.tune.execution.tune_controller import TuneController
 from ray.tune.experiment import Experiment, Trial
 from ray.tune.schedulers import TrialScheduler
@@ -23,9 +22,8 @@ from ray.tune.utils.log import set_verbosity
 
 from eigensweep.workers.driver.actor_events import PromptActorManager
 from eigensweep.workers.driver.searcher import ExperimentSearch, Halt, Live, Recorder
-from eigensweep.workers.driver.trainable import TrialProcesses, TrialTrainable
-from eigensweep.workers.processes.runner import REPORT
-from eigensweep.workers.shared.messages import Order, Report
+from eigensweep.workers.driver.trainable import TrialTrainable
+from eigensweep.workers.shared.messages import Report
 
 
 def run_tune(experiment: str, live: Live, scheduler: TrialScheduler, folder: Path) -> None:
@@ -70,11 +68,7 @@ class Controller(TuneController):
     def __init__(self, live: Live, **options: Any) -> None:
         super().__init__(**options)
         self._live = live
-        resources = self._actor_manager._resource_manager
-        self._actor_manager = PromptActorManager(resource_manager=resources)
-        self._class_cache = TrialProcesses()
-        self._taken_over: list[Trial] = []
-        """Trials that got a reused process and do not train yet."""
+        self._actor_manager = PromptActorManager(PlacementGroupResourceManager())
 
     def checkpoint(self, force: bool = False, wait: bool = False) -> None:
         """Write nothing: a driver starts from the ledger, never from Tune's snapshot."""
@@ -86,21 +80,18 @@ class Controller(TuneController):
         trials are shorter than the start of a process, no further process would ever come up. So
         here a trial waits for its own starting process, unless no other trial wants the idle one.
         """
-        resources: Any = trial.placement_group_factory
-        if not self._actor_cache.has_cached_object(resources):
-            return False
         if self._has_slot(trial):
             waiting = [
                 each
-                for each in self._pending_trials_list
-                if each in self._resources_to_pending_trials[resources]
-                and each not in self._resetting_trials
+                for each in self.get_trials()  # type: ignore[no-untyped-call]
+                if each.status == Trial.PENDING
+                and each.placement_group_factory == trial.placement_group_factory
                 and not self._has_slot(each)
             ]
             asked = next((each for each in waiting if each in self._staged_trials), None)
             if asked is not None:
                 super()._maybe_reuse_cached_actor(asked)
-            if waiting or not self._search_alg.is_finished():
+            if waiting or not self.search_alg.is_finished():
                 return False
         return bool(super()._maybe_reuse_cached_actor(trial))
 
@@ -125,62 +116,23 @@ class Controller(TuneController):
             return False
         return bool(super()._maybe_cache_trial_actor(trial))
 
-    def _maybe_add_actors(self) -> None:
-        """Give processes to trials, as Tune does; reused processes train at once.
-
-        Tune would first wait for each to say that it is ready for another trial.
-        """
-        super()._maybe_add_actors()
-        taken_over, self._taken_over = self._taken_over, []
-        for trial in taken_over:
-            self._actor_started(self._trial_to_actor[trial], log="REUSED")
-            self._resetting_trials.remove(trial)
-
-    def _schedule_trial_reset(
-        self, trial: Trial, new_config: Mapping[str, object], new_experiment_tag: str
-    ) -> None:
-        trial.set_experiment_tag(new_experiment_tag)  # type: ignore[no-untyped-call]
-        trial.set_config(new_config)  # type: ignore[no-untyped-call]
-        self._resetting_trials.add(trial)
-        self._taken_over.append(trial)
-
-    def _schedule_trial_train(self, trial: Trial) -> None:
-        if trial not in self._resetting_trials:
-            super()._schedule_trial_train(trial)
-            return
-        self._schedule_trial_task(
-            trial=trial,
-            method_name="train_next",
-            args=(dict(trial.config),),
-            on_result=self._on_training_result,
-            on_error=self._trial_task_failure,
-        )
-
     def _has_slot(self, trial: Trial) -> bool:
         """Whether the trial's own process has been started, ready or not."""
         actor = self._trial_to_actor.get(trial)
         return actor is not None and self._actor_manager.is_actor_started(actor)
-
-    def _process_trial_result(self, trial: Any, result: Any) -> Any:
-        trial.report = Report.from_dict(json.loads(result.pop(REPORT)))
-        return super()._process_trial_result(trial, result)
-
-    def _process_trial_failure(self, trial: Any, exception: Any) -> None:
-        trial.loss = exception  # Tune keeps its words only
-        super()._process_trial_failure(trial, exception)
 
     def step(self) -> None:
         """Handle one event, as Tune does, and drop the trials that have ended by then."""
         super().step()  # type: ignore[no-untyped-call]
         ended = self._stopped_trials | self._failed_trials
         if ended:
-            self._trials = [trial for trial in self._trials if trial not in ended]
-            self._live_trials -= ended
+            trials = self.get_trials()  # type: ignore[no-untyped-call]
+            trials[:] = [trial for trial in trials if trial not in ended]
+            self.get_live_trials().difference_update(ended)  # type: ignore[no-untyped-call]
             self._stopped_trials.clear()
             self._failed_trials.clear()
         self._trials_to_cache.clear()  # what the next snapshot would hold
 
 
-def _short_name(trial: Trial) -> str:
-    order = Order.from_dict(trial.config)
-    return f"{order.number:05d}-{order.attempt}-{trial.trial_id}"
+def _short_name(trial: Any) -> str:
+    return f"{trial.order.number:05d}-{trial.order.attempt}-{trial.trial_id}"
