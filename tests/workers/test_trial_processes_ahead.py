@@ -25,7 +25,7 @@ from eigensweep.workers.processes.forked import MODULE
 from eigensweep.workers.processes.trial_process import TrialProcess
 
 TESTS = Path(__file__).parents[1]
-OF_TUNE: Any = _ActorClassCache()
+
 
 CHANGE = """
 import sys
@@ -39,15 +39,20 @@ print(has_changed())
 """
 
 
+def make_of_tune() -> Any:
+    """Return the class of a trial's process as Tune makes it."""
+    return _ActorClassCache().get(TrialProcess)  # type: ignore[no-untyped-call]
+
+
 def test_trials_ask_for_what_ray_has_ready_for_anybody(monkeypatch):
     for each in CREDENTIALS:
         monkeypatch.delenv(each, raising=False)
-    assert "runtime_env" not in choose_process(OF_TUNE.get(TrialProcess))._default_options
+    assert "runtime_env" not in choose_process(make_of_tune())._default_options
 
 
 def test_the_credentials_of_a_driver_go_on_to_its_trials(monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k1")
-    given = choose_process(OF_TUNE.get(TrialProcess))._default_options
+    given = choose_process(make_of_tune())._default_options
     asked = given["runtime_env"]["env_vars"]
     assert asked["AWS_ACCESS_KEY_ID"] == "k1"
 
