@@ -21,7 +21,7 @@ from eigensweep.search_spaces.planning import find_seeds, find_sign_seeds
 from eigensweep.search_spaces.presets import load_preset
 from eigensweep.search_spaces.preview import SMALL, seconds_of
 from eigensweep.search_spaces.race_words import PLANNED
-from eigensweep.search_spaces.sections import PublishedNumber
+from eigensweep.search_spaces.sections import PublishedNumber, ResourcesConfig
 from eigensweep.search_spaces.shipped import Shelf
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.spec_text import read_text
@@ -287,11 +287,13 @@ def load_suite(name: str) -> Suite:
     )
 
 
-def make_specs(name: str, budget: Budget, added: int = 0) -> dict[str, ExperimentSpec]:
+def make_specs(
+    name: str, budget: Budget, added: int = 0, resources: ResourcesConfig | None = None
+) -> dict[str, ExperimentSpec]:
     """Return the experiments of a suite by their labels, as they are posted.
 
     With `added`, those that decide the primary claim have so many seeds more, and of their trials
-    only those that it compares.
+    only those that it compares. `resources` are those of a trial, in place of the suite's.
 
     Suites that are the `same_as` another one give the same specs, so each is posted once.
 
@@ -311,6 +313,7 @@ def make_specs(name: str, budget: Budget, added: int = 0) -> dict[str, Experimen
             budget,
             added if label in deciding else 0,
             deciding.get(label),
+            resources,
         )
         for label, experiment in suite.experiments.items()
         if budget == "full" or experiment.short.leave_out is None
@@ -475,6 +478,7 @@ def _make_spec(
     budget: Budget,
     added: int,
     compared: frozenset[str] | None,
+    resources: ResourcesConfig | None,
 ) -> ExperimentSpec:
     preset = load_preset(experiment.preset)
     content = preset.model_dump(mode="json", exclude_unset=True)
@@ -501,6 +505,8 @@ def _make_spec(
             about = f"{budget}, {content['replicates']} seeds"
         content["name"] = f"{name} {label} ({about})" if label != "main" else f"{name} ({about})"
         content["published"] = []
+        if resources is not None:
+            content["resources"] = resources.model_dump(mode="json", exclude_unset=True)
         return ExperimentSpec.model_validate(content)
     except (PathError, ValidationError) as error:
         raise ValueError(f"reproduction {name}, experiment {label}: {error}") from error

@@ -170,7 +170,7 @@ def check_eigensweep(words: list[str]) -> None:
         "reproduce": suite_names(),
     }
     if kind in known and name is not None:
-        assert name in known[kind]
+        assert set([name] if isinstance(name, str) else name) <= set(known[kind])
     if kind in ("submit", "preview") and not str(name).endswith((".yaml", ".json", "-")):
         assert name in preset_names()
     if kind == "data" and "names" in context.params:

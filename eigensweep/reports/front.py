@@ -25,7 +25,7 @@ from eigensweep.search_spaces.reproductions import (
     split_arm,
     suite_names,
 )
-from eigensweep.search_spaces.sections import PublishedNumber
+from eigensweep.search_spaces.sections import PublishedNumber, ResourcesConfig
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import Strict
 
@@ -322,7 +322,7 @@ def chance_words(shown: Iterable[Shown]) -> str:
 def machine_words(shown: Iterable[Shown]) -> list[str]:
     """Return on which machines trials were trained, and what that took, shared runs once."""
     seconds: dict[tuple[str, str | None], float] = {}
-    threads: dict[tuple[str, str | None], set[float]] = {}
+    threads: dict[tuple[str, str | None], set[str]] = {}
     seen: set[str] = set()
     for each in shown:
         machine = each.results.processor, each.results.note
@@ -333,20 +333,31 @@ def machine_words(shown: Iterable[Shown]) -> list[str]:
             if spec.name in seen:
                 continue
             seen.add(spec.name)
-            threads[machine].add(spec.resources.cpus)
+            threads[machine].add(name_share(spec.resources))
             for trial in experiment.trials:
                 took = Result.from_dict(trial.result or {}).seconds
                 seconds[machine] += took
     lines = []
     for (processor, note), spent in seconds.items():
-        used = " or ".join(f"{count:g}" for count in sorted(threads[processor, note])) or "1"
-        word = "thread" if used == "1" else "threads"
+        used = " or ".join(sorted(threads[processor, note])) or "1 thread for each trial"
         beside = note or "nobody has said so"
         lines.append(
-            f"- {processor}, {used} {word} for each trial, {spent / 3600:.1f} hours of training, "
-            f"evaluations included. What else ran there: {beside}."
+            f"- {processor}, {used}, {spent / 3600:.1f} hours of training, evaluations included. "
+            f"What else ran there: {beside}."
         )
     return lines
+
+
+def name_share(resources: ResourcesConfig) -> str:
+    """Return what a trial had of its machine, in words.
+
+    >>> name_share(ResourcesConfig(gpus=1, lanes=8)), name_share(ResourcesConfig(cpus=2))
+    ('a GPU for up to 8 seeds side by side', '2 threads for each trial')
+    """
+    lanes = "several" if resources.lanes == "auto" else f"up to {resources.lanes}"
+    beside = "each trial" if resources.lanes is None else f"{lanes} seeds side by side"
+    cores = f"{resources.cpus:g} {'thread' if resources.cpus == 1 else 'threads'}"
+    return f"{'a GPU' if resources.gpus else cores} for {beside}"
 
 
 def explain_missing(name: str) -> str:

@@ -25,7 +25,7 @@ from eigensweep.reports.messages import (
     MeasuredExperiment,
     Results,
 )
-from eigensweep.reports.results import KeptCurves
+from eigensweep.reports.results import KeptCurves, resources_of
 from eigensweep.reports.verdicts import (
     PARAMETERS_TOLERANCE,
     ArmNumbers,
@@ -373,6 +373,9 @@ def _count_core_hours(results: Results) -> tuple[float, float]:
 
 def _name_command(results: Results) -> str:
     words = f"eigensweep reproduce {results.name} --budget {results.budget}"
+    for gpus, lanes in {(r.gpus, r.lanes) for r in map(resources_of, results.experiments)}:
+        words += f" --gpus {gpus:g}" if gpus else ""
+        words += f" --lanes {lanes}" if lanes else ""
     if results.until is None:
         return words
     most, hours = results.until.most, results.until.core_hours

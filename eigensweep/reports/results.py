@@ -32,6 +32,7 @@ from eigensweep.reports.messages import (
 )
 from eigensweep.search_spaces.labels import say_count
 from eigensweep.search_spaces.reproductions import Suite, load_suite, published_rows
+from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.shared.checkpoints import Store, trial_key
@@ -76,7 +77,7 @@ def collect(order: ReportOrder) -> Results:
         budget=order.budget,
         versions=name_versions(),
         revision=git_revision(),
-        processor=name_processor(),
+        processor=name_processor(on_gpu=any(resources_of(e).gpus for e in order.experiments)),
         made_at=datetime.now(UTC),
         experiments=[_keep_experiment(suite, each, store) for each in order.experiments],
         analyses=[_keep_analysis(suite, each) for each in order.analyses],
@@ -166,15 +167,32 @@ def join_blocks(blocks: Iterable[Block]) -> list[CurvePoint]:
     return [CurvePoint(step, by_step[step], 0) for step in sorted(by_step)]
 
 
-def name_processor() -> str:
-    """Return the processor's name as Linux knows it, else as Python does, and its cores."""
+def resources_of(experiment: MeasuredExperiment) -> ResourcesConfig:
+    """Return what a trial of an experiment occupied."""
+    return ResourcesConfig.model_validate(experiment.spec.get("resources", {}))
+
+
+def name_processor(*, on_gpu: bool = False) -> str:
+    """Return the processor's name as Linux knows it, else as Python does, and its cores.
+
+    With `on_gpu` also the kinds of this machine's GPUs.
+    """
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     name = names[0] if names else platform.processor() or platform.machine()
-    return f"{name}, {say_count(len(names), 'core')}" if names else name
+    words = f"{name}, {say_count(len(names), 'core')}" if names else name
+    return f"{words}, {name_gpus()}" if on_gpu else words
+
+
+def name_gpus() -> str:
+    """Return the kinds of this machine's GPUs; where it has none, the trainings had another's."""
+    import torch
+
+    kinds = {torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())}
+    return " and ".join(sorted(kinds)) or "GPUs of another machine"
 
 
 def _keep_experiment(suite: Suite, measured: MeasuredExperiment, store: Store) -> KeptExperiment:

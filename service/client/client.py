@@ -229,18 +229,21 @@ class Client(Connection):
         until_decided: bool = False,
         core_hours: float | None = None,
         most: int | None = None,
+        resources: Mapping[str, object] | None = None,
     ) -> Reproduction:
         """Ask for a table or figure of a paper to be measured again.
 
         `reproduce("nnrnn/figure-2").wait().save("out")`. The same request gives the same
         reproduction, and what has finished is not run again. With `until_decided` seeds are added
         until the primary claim is decided, there are `most` of them, or added ones have taken
-        `core_hours`.
+        `core_hours`. `resources` are those of a trial, such as `{"gpus": 1, "lanes": "auto"}`; by
+        default it has a core.
 
         Raises:
             RefusedError: if there is none of this name; the message names the nearest.
         """
-        asked = {"until_decided": until_decided or None, "core_hours": core_hours, "most": most}
+        asked: dict[str, object] = {"core_hours": core_hours, "most": most, "resources": resources}
+        asked["until_decided"] = until_decided or None
         given = {field: value for field, value in asked.items() if value is not None}
         body = {"name": name, "budget": budget, **given}
         return Reproduction(self, self.post(Reproduction.listing_path, body))

@@ -581,9 +581,11 @@ _add_catalogue(
 @command(app, rich_help_panel=PAPERS)
 def reproduce(
     call: Call,
-    name: Annotated[
-        str | None,
-        typer.Argument(help="A table or figure, such as enrnn/figure-2; `--list` shows all."),
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME...", help="Tables or figures, such as enrnn/figure-2; `--list` shows all."
+        ),
     ] = None,
     every: Annotated[
         bool, typer.Option("--all", help="All that this machine can do, and one page of it.")
@@ -604,6 +606,13 @@ def reproduce(
     ] = None,
     most: Annotated[
         int | None, typer.Option(help="With --until-decided: largest number of seeds; 40 if not.")
+    ] = None,
+    gpus: Annotated[
+        float | None, typer.Option(help="Train on GPUs: GPUs of a trial, 1 or a share of one.")
+    ] = None,
+    lanes: Annotated[
+        str | None,
+        typer.Option(help="Trainings of equal shape side by side on one device: a number or auto."),
     ] = None,
     out: Annotated[
         Path | None,
@@ -666,7 +675,7 @@ def reproduce(
         if page_only:
             work.write_page(call, results, page)
         return
-    if every == (name is not None):
+    if every == bool(names):
         words = "give the name of a table or figure, or --all; --list shows the names"
         call.fail(words, "The input cannot be read")
     for folder in (out, page and page.parent, results):
@@ -677,13 +686,14 @@ def reproduce(
         if own_service
         else nullcontext(call.client) as client
     ):
-        names = work.choose(client, budget) if name is None else [name]
-        until = {"until_decided": until_decided, "core_hours": core_hours, "most": most}
+        names = names or work.choose(client, budget)
+        asked: dict[str, object] = {"core_hours": core_hours, "most": most}
+        asked |= {"until_decided": until_decided, "resources": work.make_resources(gpus, lanes)}
         if until_decided and not call.as_json:
             for each_name in names:
                 work.show_plan(client, each_name, budget, call.screen)
         try:
-            ended = work.follow(client, names, budget, call.screen, quiet=call.as_json, **until)
+            ended = work.follow(client, names, budget, call.screen, quiet=call.as_json, **asked)
         except KeyboardInterrupt:
             typer.echo("the experiments continue; the same command follows them again", err=True)
             raise typer.Exit(INTERRUPTED) from None

@@ -62,13 +62,13 @@ def follow(
     screen: Console,
     *,
     quiet: bool = False,
-    **until: Any,
+    **asked: Any,
 ) -> list[Reproduction]:
     """Post reproductions, in order, and return them when all are over.
 
-    `until` is what `Client.reproduce` takes of adding seeds.
+    `asked` is what `Client.reproduce` takes beside.
     """
-    all_of_them = [client.reproduce(name, budget, **until) for name in names]
+    all_of_them = [client.reproduce(name, budget, **asked) for name in names]
     bar = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}")
     with Progress(
         *bar, TimeElapsedColumn(), console=screen, disable=quiet or not screen.is_terminal
@@ -114,6 +114,17 @@ def show_end(
     reports = [each.content["links"]["report"].get("html") for each in ended]
     if len(reports) == 1 and reports[0]:
         screen.print(f"report: {client.url}{reports[0]}", markup=False)
+
+
+def make_resources(gpus: float | None, lanes: str | None) -> dict[str, object] | None:
+    """Return what a trial occupies by the options of the command; None: what its suite says.
+
+    >>> make_resources(1.0, "8"), make_resources(None, None)
+    ({'gpus': 1.0, 'lanes': 8}, None)
+    """
+    number = int(lanes) if lanes is not None and lanes.isdecimal() else lanes
+    asked: dict[str, object] = {"gpus": gpus, "lanes": number}
+    return {name: each for name, each in asked.items() if each is not None} or None
 
 
 def show_plan(client: Client, name: str, budget: str, screen: Console) -> None:
@@ -167,7 +178,8 @@ def save_results(client: Client, budget: str, folder: Path, note: str | None) ->
 def keep_finished(folder: Path, note: str | None) -> list[Path]:
     """Keep the results of what has finished in the home folder, without a service.
 
-    What the report says of machine and revision, the results say, too.
+    That is a reproduction whose experiments have, also where no report could be made of it. What
+    its report says of machine and revision, the results say, too.
 
     Raises:
         SQLAlchemyError: if the record cannot be read.
@@ -189,12 +201,15 @@ def keep_finished(folder: Path, note: str | None) -> list[Path]:
     analyses = Analyses(jobs, settings.home / "analyses")
     reproducer = ReproductionHandler(kept, record, analyses, settings.storage_folder)
     written = []
-    for found in kept.list(("finished",)):
+    for found in kept.list():
+        if found.state != "finished" and not kept.has_trained(found):
+            continue
         results = collect(reproducer.make_order(found))
-        report = json.loads((kept.folder / found.id / JSON).read_bytes())
-        about = {name: report[name] for name in ("versions", "revision", "processor")}
-        made_at = datetime.fromisoformat(report["made_at"])
-        about |= {"made_at": made_at, "note": note}
+        about: dict[str, object] = {"note": note}
+        if found.state == "finished":
+            report = json.loads((kept.folder / found.id / JSON).read_bytes())
+            about |= {name: report[name] for name in ("versions", "revision", "processor")}
+            about |= {"made_at": datetime.fromisoformat(report["made_at"])}
         if (path := _keep(results.model_copy(update=about), folder)) is not None:
             written.append(path)
     return written

@@ -18,7 +18,6 @@ from eigensweep.search_spaces.reproductions import (
     SuiteAnalysis,
     find_repeated,
     load_suite,
-    make_specs,
 )
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.queue.jobs import Handler
@@ -36,6 +35,7 @@ from eigensweep.service.record.reproductions import (
     Reproductions,
     Wanted,
     make_id,
+    read_resources,
 )
 from eigensweep.service.record.tables import JobKind, JobRow
 from eigensweep.workers.shared.checkpoints import Store
@@ -75,7 +75,8 @@ class ReproductionHandler(Handler):
         if any(self.record.row(id).state not in ENDED for id in ids):
             return found
         suite = load_suite(found.name)
-        if make_id(found.name, found.budget, found.until) != found.id:
+        resources = read_resources(found.resources)
+        if make_id(found.name, found.budget, found.until, resources) != found.id:
             raise ValueError(f"{found.name} has changed since it was asked for; ask for it again")
         if found.analyses is None:
             asked = [
@@ -176,7 +177,7 @@ class ReproductionHandler(Handler):
     def _find_spec(self, found: ReproductionRecord, label: str, posted: Posted) -> ExperimentSpec:
         """Return the spec of an experiment as it was posted, or would have been."""
         if posted.id is None:
-            return make_specs(found.name, found.budget, found.added)[label]
+            return found.make_specs(found.added)[label]
         return ExperimentSpec.from_stored(self.record.row(posted.id).spec)
 
     def _measure(

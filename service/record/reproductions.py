@@ -19,11 +19,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Self
 
+from pydantic import JsonValue
+
 from eigensweep.reports.messages import FILES, JSON, ReportOutcome, Results, Until
 from eigensweep.reports.results import name_file, read_results
 from eigensweep.search_spaces.checks import check_spec
 from eigensweep.search_spaces.errors import SpecError
 from eigensweep.search_spaces.reproductions import Budget, load_suite, make_specs, suite_names
+from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record.errors import (
     AlreadyEndedError,
@@ -86,6 +89,12 @@ class ReproductionRecord(AskedJob):
     mlflow_problem: str | None = None
     until: Until | None = None
     """None: the number of seeds is fixed."""
+    resources: dict[str, JsonValue] | None = None
+    """What a trial occupies; None: what the suite says."""
+
+    def make_specs(self, added: int) -> dict[str, ExperimentSpec]:
+        """Return its experiments by their labels, with so many seeds added."""
+        return make_specs(self.name, self.budget, added, read_resources(self.resources))
 
     @property
     def added(self) -> int:
@@ -135,11 +144,13 @@ class Reproductions:
         budget: Budget,
         owner: str = OPERATOR,
         until: Until | None = None,
+        resources: ResourcesConfig | None = None,
     ) -> tuple[ReproductionRecord, bool]:
         """Open a reproduction and queue its experiments; return it, and whether it was opened.
 
         With `until`, seeds are added until the primary claim is decided. If it was decided before
-        within other limits, it goes on from the seeds that exist.
+        within other limits, it goes on from the seeds that exist. `resources` are those of a trial;
+        None: those that the suite names.
 
         The same request gives the same reproduction. It is opened again if it failed or was
         cancelled, if an experiment of it did, or if its report was removed; what has finished is
@@ -151,7 +162,7 @@ class Reproductions:
             StorageError: if it cannot be written to the folder, or results that are taken up to
                 the store.
         """
-        id = make_id(name, budget, until)
+        id = make_id(name, budget, until, resources)
         with self._lock:
             job = self.jobs.find("reproduction", id)
             earlier = None if job is None else ReproductionRecord.of(job)
@@ -161,9 +172,10 @@ class Reproductions:
                 earlier.state in OPEN or (self._is_complete(earlier) and earlier.until == until)
             ):
                 return earlier, False
-            specs, first = make_specs(name, budget), dict[str, ExperimentSpec]()
+            specs = make_specs(name, budget, resources=resources)
+            first = dict[str, ExperimentSpec]()
             if until is not None and until.added:
-                specs, first = make_specs(name, budget, until.added), specs
+                specs, first = make_specs(name, budget, until.added, resources), specs
             self.record.check_quotas([*first.values(), *specs.values()], owner)
             self._take_up(name, budget)
             opened = ReproductionRecord(
@@ -176,6 +188,9 @@ class Reproductions:
                 first=self._post_all(first, owner),
                 owner=owner,
                 until=until,
+                resources=None
+                if resources is None
+                else resources.model_dump(mode="json", exclude_unset=True),
             )
             make_folder(self.folder / id)
             self.jobs.put(opened.to_job())
@@ -211,6 +226,10 @@ class Reproductions:
     def _is_complete(self, found: ReproductionRecord) -> bool:
         if found.state != "finished" or not (self.folder / found.id / JSON).is_file():
             return False
+        return self.has_trained(found)
+
+    def has_trained(self, found: ReproductionRecord) -> bool:
+        """Return whether all experiments of a reproduction are completed."""
         if any(each.id is None for each in found.posted):
             return False  # a corpus that was missing may have come
         ids = [each.id for each in found.posted if each.id]
@@ -314,7 +333,7 @@ class Reproductions:
 
         Trained seeds are taken over.
         """
-        specs = make_specs(found.name, found.budget, added)
+        specs = found.make_specs(added)
         return self.change(
             found,
             state="running",
@@ -325,12 +344,19 @@ class Reproductions:
         )
 
 
-def make_id(name: str, budget: Budget, until: Until | None) -> str:
+def read_resources(stored: Mapping[str, JsonValue] | None) -> ResourcesConfig | None:
+    """Return what a trial of a stored reproduction occupies; None: what its suite says."""
+    return None if stored is None else ResourcesConfig.model_validate(stored)
+
+
+def make_id(
+    name: str, budget: Budget, until: Until | None, resources: ResourcesConfig | None
+) -> str:
     """Return the digest of a suite with its experiments, 16 hex digits."""
     content = [VERSION, name, budget, load_suite(name).model_dump(mode="json")]
     if until is not None:  # whatever its limits are, so that others go on with its seeds
         content.append("until decided")
-    specs = make_specs(name, budget)
+    specs = make_specs(name, budget, resources=resources)
     return _digest([*content, *((label, digest(spec)) for label, spec in specs.items())])
 
 

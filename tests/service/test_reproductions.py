@@ -409,6 +409,22 @@ class TestCommandLine:
         kept = read_results((tmp_path / "kept" / name_file(NAME, "short")).read_bytes())
         assert kept == told.model_copy(update={"note": "a test", "made_at": kept.made_at})
 
+    def test_results_are_kept_though_no_report_was_made(
+        self, client, reproducer, play, run, tmp_path, monkeypatch, record, settings
+    ):
+        posted = post(client).json()
+        monkeypatch.setenv("EIGENSWEEP_HOME", str(settings.home))
+        monkeypatch.setenv("EIGENSWEEP_DATABASE_URL", record.url)
+        place = tmp_path / "kept" / name_file(NAME, "short")
+        assert run("--results-only", "--results", str(place.parent)).exit_code == 0
+        assert not place.exists()
+        play(posted["experiments"][0]["id"])
+        reproducer.reports.children.run = lambda folder, order: "it has no SciPy"
+        reproducer.tick()
+        assert client.get(posted["links"]["self"]).json()["state"] == "failed"
+        assert run("--results-only", "--results", str(place.parent)).exit_code == 0
+        assert all(trial.curves for trial in read_results(place.read_bytes()).experiments[0].trials)
+
     def test_all_leaves_out_what_needs_a_licence(self, client):
         from eigensweep.service.command.reproduce import choose
 
@@ -440,6 +456,29 @@ class TestCommandLine:
         refused = run(NAME, "--most", "12")
         assert refused.exit_code != 0
         assert "give 'until_decided', too" in refused.output
+
+    def test_it_trains_in_lanes_of_a_gpu(self, client, reproducer, play, run):
+        asked = {"name": NAME, "resources": {"gpus": 1, "lanes": 8}}
+        posted = client.post("/v1/reproductions", json=asked).json()
+        assert (posted["resources"]["gpus"], posted["resources"]["lanes"]) == (1, 8)
+        id = posted["experiments"][0]["id"]
+        spec = client.get(f"/v1/experiments/{id}").json()["spec"]
+        assert (spec["resources"]["gpus"], spec["resources"]["lanes"]) == (1, 8)
+        play(id)
+        reproducer.tick()
+        done = run(NAME, "--gpus", "1", "--lanes", "8")
+        assert done.exit_code == 0, done.output
+        assert f"{NAME} --budget short --gpus 1 --lanes 8" in " ".join(done.output.split())
+        assert len(client.get("/v1/reproductions").json()["items"]) == 1
+        refused = run(NAME, "--gpus", "0.5", "--lanes", "auto")
+        assert refused.exit_code == 2
+        assert "all that train side by side share one device" in refused.output
+
+    def test_several_names_are_run_with_one_command(self, client, run):
+        client.post("/v1/reproductions", json={"name": NAME})
+        done = run(NAME, "nnrnn/figure6a")
+        assert done.exit_code == 2
+        assert "did you mean 'nnrnn/figure-6a'?" in done.output
 
     def test_the_list_has_every_suite(self, run):
         listed = run("--list").output

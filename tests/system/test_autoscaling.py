@@ -69,7 +69,7 @@ def cluster(tmp_path: Path, free_port: Any) -> Iterator[Cluster]:
         "RAY_AUTH_MODE": "disabled",
         "EIGENSWEEP_TEST_MARK": mark,
         "PYTHONPATH": os.pathsep.join(
-            map(str, (ROOT, ROOT / "tests/plugins", ROOT / "tests/workers"))
+            map(str, (ROOT, ROOT / "tests/plugins", ROOT / "tests/helpers"))
         ),
         "OMP_NUM_THREADS": "1",
     }

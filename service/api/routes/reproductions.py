@@ -29,6 +29,7 @@ from eigensweep.search_spaces.reproductions import (
     plan_seeds,
     suite_names,
 )
+from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.service.api.callers import Submitter
 from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.parts import Service, TheService, TheSettings
@@ -101,6 +102,11 @@ class ReproductionRequest(Asked):
         le=1000,
         description="With `until_decided`: largest number of seeds",
     )
+    resources: ResourcesConfig | None = Field(
+        None,
+        description="What one trial occupies, such as a GPU with lanes for the seeds of an arm; "
+        "null: what the suite says, which is one CPU core",
+    )
 
     @model_validator(mode="after")
     def _limits_what_is_added(self) -> Self:
@@ -172,6 +178,9 @@ class ReproductionNow(AnswerModel):
     )
     words: str | None = Field(description="How many claims have which verdict")
     until_decided: AddedSeeds | None = Field(description="Null where the number of seeds is fixed")
+    resources: ResourcesConfig | None = Field(
+        description="What one trial occupies; null: what the suite says"
+    )
     error: str | None = Field(description="Why its report could not be made")
     mlflow_problem: str | None = Field(description="Why MLflow does not have the report")
     links: ReproductionLinks
@@ -270,7 +279,7 @@ def post_reproduction(
     """
     service.record.require_to_lead()
     found, is_new = service.reproductions.add(
-        request.name, request.budget, caller.user, request.until
+        request.name, request.budget, caller.user, request.until, request.resources
     )
     service.dispatcher.wake()
     answer = make_answer(service, found)
