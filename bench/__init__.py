@@ -6,5 +6,6 @@
 - `python -m bench.delivery`: ended trials a second that reach MLflow.
 - `python -m bench.models`: time and memory of a training step, beside plain loops and `nn.LSTM`.
 - `python -m bench.drawing`: time to draw a batch, beside the training step that uses it.
+- `python -m bench.weight`: lines, rooms and arrows of folders, of this commit or another.
 - `python -m bench.learning`: which models learn two short tasks; it needs a running service.
 """

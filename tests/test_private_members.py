@@ -6,11 +6,8 @@ something else: read these members again, and move the upper bound in `pyproject
 
 from __future__ import annotations
 
-import ast
 import inspect
 import tomllib
-from collections.abc import Iterator
-from functools import cache
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -19,8 +16,9 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
+from bench.weight import PACKAGES, find_files, find_private
+
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("ray", "mlflow", "optuna")
 READ_IN = {"ray": "2.60.0", "mlflow": "3.17.2"}
 """The releases in which all of these were read. Of Optuna no private member is used."""
 
@@ -55,8 +53,6 @@ USED: dict[str, tuple[str, ...]] = {
     "mlflow.store.artifact.artifact_repository_registry:ArtifactRepositoryRegistry": ("_registry",),
     "mlflow.utils.validation": ("_validate_batch_log_data", "_validate_run_id"),
 }
-OTHERS = {"_exit", "_C", "_cuda_endAllocateToPool", "_cuda_releasePool"}
-"""Those of other packages: `os._exit`, and of PyTorch what a test with a GPU runs."""
 
 
 @pytest.mark.parametrize("where", USED)
@@ -74,11 +70,11 @@ def test_each_private_member_that_is_used_is_there(where):
 
 def test_each_private_member_that_the_code_uses_is_in_the_list():
     listed = {member for members in USED.values() for member in members}
-    assert find_used() - listed - OTHERS == set()
+    assert find_private(ROOT) - listed == set()
 
 
 def test_none_is_in_the_list_that_the_code_does_not_use():
-    words = " ".join(path.read_text() for path in find_files())
+    words = " ".join(path.read_text() for path in find_files(ROOT))
     unused = [member for members in USED.values() for member in members if member not in words]
     assert unused == []
 
@@ -93,30 +89,3 @@ def test_a_release_that_nobody_has_read_is_not_installed(package):
     for bound in bounds:
         assert version(package) in bound
         assert any(each.operator == "<" for each in bound)
-
-
-def find_files() -> Iterator[Path]:
-    for folder in ("service", "workers", "eigensweep"):
-        yield from sorted((ROOT / folder).rglob("*.py"))
-
-
-@cache
-def find_used() -> set[str]:
-    """Return private attributes that the code reads and does not define, and private imports."""
-    own: set[str] = set()
-    used: set[str] = set()
-    for node in (node for path in find_files() for node in ast.walk(ast.parse(path.read_text()))):
-        match node:
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                own.add(name)
-            case ast.ClassDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
-                own.add(name)
-            case ast.Attribute(attr=name, ctx=ast.Store()) | ast.Name(id=name, ctx=ast.Store()):
-                own.add(name)
-            case ast.Attribute(attr=name) if name.startswith("_") and not name.startswith("__"):
-                used.add(name)
-            case ast.ImportFrom(module=str(module)) if module.split(".")[0] in PACKAGES:
-                is_private = "._" in module or ".generated" in module
-                names = [each.name for each in node.names]
-                used.update(name for name in names if is_private or name.startswith("_"))
-    return used - own - {"_private"} - {"RayActorManager"}
