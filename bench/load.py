@@ -44,11 +44,11 @@ from bench.report import add_json, new_parser, say, table, write
 from eigensweep.service.api.app import create_app
 from eigensweep.service.command.quickstart import running_service
 from eigensweep.service.queue.dispatcher import Dispatcher
-from eigensweep.service.record import database
 from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.rows import RowSession
-from eigensweep.service.record.tables import ExperimentRow
+from eigensweep.service.record.sql import database
+from eigensweep.service.record.sql.rows import RowSession
+from eigensweep.service.record.sql.tables import ExperimentRow
 from eigensweep.service.settings import Settings
 
 LONGEST_SECONDS: Final = 120.0

@@ -26,11 +26,11 @@ from eigensweep.results.seeds import summarise
 from eigensweep.results.trial_result import ParameterCount, ReplicateResult
 from eigensweep.service.api.app import create_app
 from eigensweep.service.queue.dispatcher import Dispatcher
-from eigensweep.service.record import database
 from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.rows import RowSession
-from eigensweep.service.record.tables import ExperimentRow, ReportRow, TrialRow
+from eigensweep.service.record.sql import database
+from eigensweep.service.record.sql.rows import RowSession
+from eigensweep.service.record.sql.tables import ExperimentRow, ReportRow, TrialRow
 from eigensweep.service.settings import Settings
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.curves import CurvePoint

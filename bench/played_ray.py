@@ -27,7 +27,8 @@ from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.results.seeds import summarise
 from eigensweep.results.trial_result import ReplicateResult
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.workers.driver import actor_events, capacity, tune_loop
+from eigensweep.workers.driver.nodes import capacity
+from eigensweep.workers.driver.tune import actor_events, tune_loop
 from eigensweep.workers.processes.runner import LOST, REPORT
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.curves import CurvePoint

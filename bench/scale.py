@@ -32,11 +32,11 @@ from bench.overhead import MODEL, TASK
 from bench.played_ray import PlayedRay, played_ray
 from bench.report import add_json, new_parser, say, table, write
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.service.record.database import read
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.tables import AttemptRow, TrialRow
+from eigensweep.service.record.sql.database import read
+from eigensweep.service.record.sql.tables import AttemptRow, TrialRow
 from eigensweep.workers.driver.experiment import ExperimentDriver
 from eigensweep.workers.shared.messages import DriverOptions
 from eigensweep.workers.trial.memory import private_bytes

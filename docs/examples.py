@@ -22,10 +22,10 @@ from eigensweep.results.trial_result import Outcome, ParameterCount, ReplicateRe
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.app import create_app
 from eigensweep.service.queue.dispatcher import Dispatcher
-from eigensweep.service.record import database
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
+from eigensweep.service.record.sql import database
 from eigensweep.service.settings import Mlflow, Settings
 from eigensweep.workers.shared.messages import Place
 

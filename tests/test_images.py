@@ -26,7 +26,7 @@ ABSENT = {"fastapi", "starlette", "uvicorn", "sqlalchemy", "alembic", "mlflow", 
 
 RUN_AS_A_WORKER = """
 import eigensweep.workers.cluster.node_health
-import eigensweep.workers.driver.lanes  # `lanes: auto` measures on a worker
+import eigensweep.workers.driver.nodes.lanes  # `lanes: auto` measures on a worker
 import eigensweep.workers.lanes.actor
 import eigensweep.workers.processes.trial_process
 from eigensweep.workers.shared import logs

@@ -12,19 +12,23 @@ from fastapi import APIRouter, FastAPI, params
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute
 
-from eigensweep.service.api import mlflow_proxy
-from eigensweep.service.api.access import PUBLIC, Access
-from eigensweep.service.api.callers import READ, AsOperator, require_scopes
+from eigensweep.service.api.answers.errors import Responses, answer_errors, describe_errors
+from eigensweep.service.api.answers.schemas import Views
+from eigensweep.service.api.answers.shared_answers import SingleFlight
+from eigensweep.service.api.answers.tailer import Tailer
 from eigensweep.service.api.disk_use import DiskUse
-from eigensweep.service.api.errors import Responses, answer_errors, describe_errors
-from eigensweep.service.api.identity import Identity
-from eigensweep.service.api.latencies import Latencies, RequestSpans
-from eigensweep.service.api.limits import BodyLimits
-from eigensweep.service.api.mlflow_proxy import MlflowProxy
-from eigensweep.service.api.page_headers import SafeHeaders
+from eigensweep.service.api.middleware.access import PUBLIC, Access
+from eigensweep.service.api.middleware.callers import READ, AsOperator, require_scopes
+from eigensweep.service.api.middleware.identity import Identity
+from eigensweep.service.api.middleware.latencies import Latencies, RequestSpans
+from eigensweep.service.api.middleware.limits import BodyLimits
+from eigensweep.service.api.middleware.page_headers import SafeHeaders
+from eigensweep.service.api.middleware.rates import Rates
+from eigensweep.service.api.middleware.sessions import Sessions
+from eigensweep.service.api.mlflow import mlflow_proxy
+from eigensweep.service.api.mlflow.mlflow_proxy import MlflowProxy
 from eigensweep.service.api.pages.routes import add_pages, answer_http_error
 from eigensweep.service.api.parts import Queue, Service
-from eigensweep.service.api.rates import Rates
 from eigensweep.service.api.routes import (
     accounts,
     analyses,
@@ -43,17 +47,13 @@ from eigensweep.service.api.routes import (
     streams,
     trials,
 )
-from eigensweep.service.api.schemas import Views
-from eigensweep.service.api.sessions import Sessions
-from eigensweep.service.api.shared_answers import SingleFlight
-from eigensweep.service.api.tailer import Tailer
 from eigensweep.service.api.transfer import Compression, HeadAsGet, Validators
-from eigensweep.service.record.accounts import Accounts
-from eigensweep.service.record.analyses import Analyses
-from eigensweep.service.record.audit import Audit
 from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.reproductions import Reproductions
+from eigensweep.service.record.requests.analyses import Analyses
+from eigensweep.service.record.requests.reproductions import Reproductions
+from eigensweep.service.record.users.accounts import Accounts
+from eigensweep.service.record.users.audit import Audit
 from eigensweep.service.settings import Mlflow, Settings, read_version
 from eigensweep.service.store_probe import StoreProbe
 from eigensweep.workers.shared import traces

@@ -21,11 +21,11 @@ from eigensweep.results.trial_result import Metrics, ReplicateResult, Result
 from eigensweep.search_spaces.errors import UnknownMetricError
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.service.api.schemas import AnswerModel, Metric
+from eigensweep.service.api.answers.schemas import AnswerModel, Metric
 from eigensweep.service.record.errors import ConflictError, NotFoundError
-from eigensweep.service.record.overviews import list_tries
-from eigensweep.service.record.queries import Queries
-from eigensweep.service.record.tables import ExperimentRow, TrialRow
+from eigensweep.service.record.sql.tables import ExperimentRow, TrialRow
+from eigensweep.service.record.views.overviews import list_tries
+from eigensweep.service.record.views.queries import Queries
 from eigensweep.tasks import TASKS
 
 LONGEST_NUMBER = 10

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from eigensweep.service.api.shared_answers import TimedCache
+from eigensweep.service.api.answers.shared_answers import TimedCache
 from eigensweep.service.settings import Settings
 from eigensweep.workers.shared.disk_use import StoreUse, measure, measure_store
 

@@ -9,16 +9,16 @@ from typing import Annotated, Protocol, TypeVar
 from fastapi import Depends, Request
 
 from eigensweep.search_spaces.sections import ResourcesConfig
+from eigensweep.service.api.answers.schemas import Views
+from eigensweep.service.api.answers.tailer import Tailer
 from eigensweep.service.api.disk_use import DiskUse
-from eigensweep.service.api.identity import Identity
-from eigensweep.service.api.schemas import Views
-from eigensweep.service.api.tailer import Tailer
-from eigensweep.service.record.accounts import Accounts
-from eigensweep.service.record.analyses import Analyses
-from eigensweep.service.record.audit import Audit
+from eigensweep.service.api.middleware.identity import Identity
 from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.reproductions import Reproductions
+from eigensweep.service.record.requests.analyses import Analyses
+from eigensweep.service.record.requests.reproductions import Reproductions
+from eigensweep.service.record.users.accounts import Accounts
+from eigensweep.service.record.users.audit import Audit
 from eigensweep.service.settings import Mlflow, Settings
 from eigensweep.service.store_probe import StoreProbe
 from eigensweep.workers.cluster.nodes import Node

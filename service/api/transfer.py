@@ -14,7 +14,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from eigensweep.service.api.mlflow_proxy import PLACE
+from eigensweep.service.api.mlflow.mlflow_proxy import PLACE
 
 API: Final = "/v1/"
 SMALL: Final = 1000

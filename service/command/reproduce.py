@@ -190,10 +190,10 @@ def keep_finished(folder: Path, note: str | None) -> list[Path]:
     from eigensweep.reports.messages import JSON
     from eigensweep.reports.results import collect
     from eigensweep.service.queue.reproductions import ReproductionHandler
-    from eigensweep.service.record.analyses import Analyses
     from eigensweep.service.record.jobs import Jobs
     from eigensweep.service.record.record import Record
-    from eigensweep.service.record.reproductions import Reproductions
+    from eigensweep.service.record.requests.analyses import Analyses
+    from eigensweep.service.record.requests.reproductions import Reproductions
     from eigensweep.service.settings import Settings
 
     settings = Settings()

@@ -41,8 +41,9 @@ from sqlalchemy import Connection, make_url, select
 from eigensweep.private_folders import require_private
 from eigensweep.search_spaces.labels import say_count
 from eigensweep.service.process.locking import hold_alone
-from eigensweep.service.record import copying, database, migrations
-from eigensweep.service.record.tables import TrialRow
+from eigensweep.service.record import migrations
+from eigensweep.service.record.sql import copying, database
+from eigensweep.service.record.sql.tables import TrialRow
 from eigensweep.service.settings import Settings, read_version
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.copies import copy_out

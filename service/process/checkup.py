@@ -286,8 +286,8 @@ ADVICE: Final = {
 
 def check_database(context: Context) -> Iterator[Finding]:
     """Yield whether the record can be read and has the schema of this version."""
-    from eigensweep.service.record import database
     from eigensweep.service.record.migrations import THROUGH, compare_versions, is_too_old
+    from eigensweep.service.record.sql import database
 
     url = context.settings.database
     parsed = make_url(url)
@@ -543,7 +543,7 @@ def check_clock(context: Context) -> Iterator[Finding]:
         yield _judge_clock("service", (before + time.time()) / 2 - shown - 0.5)
     url = context.settings.database
     if make_url(url).get_backend_name() == "postgresql":
-        from eigensweep.service.record import database
+        from eigensweep.service.record.sql import database
 
         asked = text("SELECT extract(epoch FROM clock_timestamp())")
         with suppress(SQLAlchemyError), database.engine(url).connect() as connection:

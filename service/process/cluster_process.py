@@ -27,7 +27,7 @@ from eigensweep.service.queue.dispatcher import LauncherAwayError
 from eigensweep.service.settings import StartError
 from eigensweep.workers.cluster.drivers import DriverProcess, Drivers
 from eigensweep.workers.cluster.nodes import Look, Node, RayPlace
-from eigensweep.workers.driver.capacity import look_for_room
+from eigensweep.workers.driver.nodes.capacity import look_for_room
 from eigensweep.workers.driver.zygote import DriverOrder
 from eigensweep.workers.lanes.shares import Capacity
 from eigensweep.workers.shared.deaths import Death

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from eigensweep.service.queue.dispatcher import Dispatcher
     from eigensweep.service.queue.jobs import JobRunner
     from eigensweep.service.record.leadership import Leadership
-    from eigensweep.service.record.tables import LeaderJson
+    from eigensweep.service.record.sql.tables import LeaderJson
 
 logger = logging.getLogger("eigensweep.service.process.serve")  # also where it is run as `__main__`
 
@@ -287,8 +287,8 @@ def _open_record(settings: Settings, about: LeaderJson) -> Iterator[Leadership]:
 
 def _begin(leadership: Leadership, about: LeaderJson) -> None:
     """Begin to lead, and take over what another service or an earlier version has left."""
-    from eigensweep.service.record import state_files
     from eigensweep.service.record.jobs import Jobs
+    from eigensweep.service.record.requests import state_files
 
     leadership.begin(about)
     state_files.take_over(leadership.url, Path(about["home"]))
@@ -358,8 +358,8 @@ def _build(
     """Return the application, and what works off its queues."""
     from eigensweep.service.api.app import create_app
     from eigensweep.service.queue.dispatcher import MOST_DELIVERIES, Dispatcher
-    from eigensweep.service.record import database
     from eigensweep.service.record.record import Record
+    from eigensweep.service.record.sql import database
 
     database.look_for_damage_soon(settings.database)
     record = Record(settings.database, settings.webhook_urls)
@@ -415,7 +415,7 @@ def _require_a_token(settings: Settings) -> None:
     """Refuse to listen where other machines can come, while nobody could show who they are."""
     knows = settings.token or settings.proxy_secret
     if not knows and not is_loopback(settings.host):
-        from eigensweep.service.record.accounts import Accounts
+        from eigensweep.service.record.users.accounts import Accounts
 
         if Accounts(settings.database).has_usable_token():
             return

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from eigensweep.analyses.messages import AnalysisOrder, Outcome
 from eigensweep.service.queue.jobs import Handler
-from eigensweep.service.record.analyses import Analyses, AnalysisRecord
-from eigensweep.service.record.tables import JobKind, JobRow
+from eigensweep.service.record.requests.analyses import Analyses, AnalysisRecord
+from eigensweep.service.record.sql.tables import JobKind, JobRow
 
 logger = logging.getLogger(__name__)
 

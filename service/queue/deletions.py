@@ -17,7 +17,7 @@ from typing import ClassVar
 from eigensweep.service.queue.dispatcher import Driver, LauncherAwayError
 from eigensweep.service.queue.jobs import Handler, NotDoneError
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.tables import JobKind, JobRow
+from eigensweep.service.record.sql.tables import JobKind, JobRow
 
 logger = logging.getLogger(__name__)
 

@@ -18,11 +18,11 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.service.counters import RESTARTS
-from eigensweep.service.record import database
 from eigensweep.service.record.errors import NotLeadingError
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record, Unfinished
-from eigensweep.service.record.shares import Shares
+from eigensweep.service.record.sql import database
+from eigensweep.service.record.users.shares import Shares
 from eigensweep.service.store_probe import StoreProbe
 from eigensweep.workers.cluster.nodes import Node
 from eigensweep.workers.lanes.shares import Capacity

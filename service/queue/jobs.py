@@ -26,7 +26,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from eigensweep.analyses.messages import OUTCOME
 from eigensweep.service.record.errors import NotLeadingError
 from eigensweep.service.record.jobs import Jobs
-from eigensweep.service.record.tables import JobKind, JobRow
+from eigensweep.service.record.sql.tables import JobKind, JobRow
 from eigensweep.service.settings import Mlflow
 from eigensweep.workers.shared.durable_files import StorageError
 

@@ -21,15 +21,15 @@ from eigensweep.search_spaces.reproductions import (
 )
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.queue.jobs import Handler
-from eigensweep.service.record.analyses import Analyses
-from eigensweep.service.record.analysis_requests import (
+from eigensweep.service.record.errors import ConflictError, NotFoundError
+from eigensweep.service.record.record import Record
+from eigensweep.service.record.requests.analyses import Analyses
+from eigensweep.service.record.requests.analysis_requests import (
     AnalysisRequest,
     complete_request,
     find_place,
 )
-from eigensweep.service.record.errors import ConflictError, NotFoundError
-from eigensweep.service.record.record import Record
-from eigensweep.service.record.reproductions import (
+from eigensweep.service.record.requests.reproductions import (
     Posted,
     ReproductionRecord,
     Reproductions,
@@ -37,7 +37,7 @@ from eigensweep.service.record.reproductions import (
     make_id,
     read_resources,
 )
-from eigensweep.service.record.tables import JobKind, JobRow
+from eigensweep.service.record.sql.tables import JobKind, JobRow
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.states import ENDED, OPEN_ANALYSES
 

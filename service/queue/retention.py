@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from eigensweep.service.queue.jobs import Handler, NotDoneError, StoppedError
+from eigensweep.service.record.changes.retention import DAY
 from eigensweep.service.record.errors import ConflictError, NotFoundError
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.retention import DAY
-from eigensweep.service.record.tables import JobKind, JobRow
+from eigensweep.service.record.sql.tables import JobKind, JobRow
 from eigensweep.workers.shared import corpora
 from eigensweep.workers.shared.checkpoints import Store, trial_key
 from eigensweep.workers.shared.durable_files import StorageError

@@ -26,10 +26,10 @@ from sqlalchemy.orm import Session
 
 from eigensweep.results.ranking import RANKED
 from eigensweep.service.queue.jobs import Handler, NeverError, NotDoneError
-from eigensweep.service.record import database
 from eigensweep.service.record.jobs import Jobs
-from eigensweep.service.record.queries import count_states
-from eigensweep.service.record.tables import ExperimentRow, JobKind, JobRow
+from eigensweep.service.record.sql import database
+from eigensweep.service.record.sql.tables import ExperimentRow, JobKind, JobRow
+from eigensweep.service.record.views.queries import count_states
 from eigensweep.service.webhook_rules import HTTPS_PORT, WebhookRefusedError, check_url, is_allowed
 from eigensweep.workers.shared import logs
 

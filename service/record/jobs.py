@@ -17,9 +17,9 @@ from typing import ClassVar, Final, Self, get_args
 
 from sqlalchemy import select, update
 
-from eigensweep.service.record import database
-from eigensweep.service.record.rows import RowSession
-from eigensweep.service.record.tables import JobKind, JobRow
+from eigensweep.service.record.sql import database
+from eigensweep.service.record.sql.rows import RowSession
+from eigensweep.service.record.sql.tables import JobKind, JobRow
 
 COLUMNS: Final = ("owner", "state", "created_at", "started_at", "finished_at", "error")
 PATIENCE: Final = 600.0

@@ -16,8 +16,8 @@ from sqlalchemy import select, update
 from eigensweep.results.ranking import RANKED, UNRANKED, cost
 from eigensweep.results.trial_result import Outcome
 from eigensweep.service.record.errors import WrongMoveError
-from eigensweep.service.record.rows import RowSession
-from eigensweep.service.record.tables import (
+from eigensweep.service.record.sql.rows import RowSession
+from eigensweep.service.record.sql.tables import (
     AttemptRow,
     EarlierJson,
     EventDetails,
@@ -30,8 +30,8 @@ from eigensweep.service.record.tables import (
     TrialRow,
     Webhook,
 )
-from eigensweep.service.record.usage import count_use
-from eigensweep.service.record.walks import choose, is_in, walk
+from eigensweep.service.record.sql.walks import choose, is_in, walk
+from eigensweep.service.record.users.usage import count_use
 from eigensweep.workers.shared import states
 from eigensweep.workers.shared.ledger import error_of_undone
 from eigensweep.workers.shared.messages import ConfigJson, Notice

@@ -23,10 +23,10 @@ from filelock import FileLock, Timeout
 from sqlalchemy import Connection, NullPool, create_engine, make_url, select, text, update
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from eigensweep.service.record import database
 from eigensweep.service.record.errors import NotLeadingError
-from eigensweep.service.record.rows import RowSession
-from eigensweep.service.record.tables import Leader, LeaderJson
+from eigensweep.service.record.sql import database
+from eigensweep.service.record.sql.rows import RowSession
+from eigensweep.service.record.sql.tables import Leader, LeaderJson
 from eigensweep.service.settings import name_driver
 
 logger = logging.getLogger(__name__)

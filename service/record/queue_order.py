@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from eigensweep.service.record.rows import read_all
-from eigensweep.service.record.tables import ExperimentRow
+from eigensweep.service.record.sql.rows import read_all
+from eigensweep.service.record.sql.tables import ExperimentRow
 from eigensweep.workers.shared.states import DRIVEN
 
 

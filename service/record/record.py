@@ -14,19 +14,18 @@ from sqlalchemy import func, or_, select
 from sqlalchemy.exc import IntegrityError
 
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.service.record import database
-from eigensweep.service.record.control import lock
+from eigensweep.service.record.changes.control import lock
+from eigensweep.service.record.changes.posting import check_quotas, make_row
+from eigensweep.service.record.changes.reopening import Reopening
+from eigensweep.service.record.changes.retention import Retention
 from eigensweep.service.record.errors import IdempotencyKeyReusedError, NotLeadingError
-from eigensweep.service.record.group_commit import GroupCommit
 from eigensweep.service.record.journal import emit, end_experiment, move_experiment, record_notices
 from eigensweep.service.record.leadership import Leadership
-from eigensweep.service.record.posting import check_quotas, make_row
-from eigensweep.service.record.queries import count_states
 from eigensweep.service.record.queue_order import list_newcomers, list_queue
-from eigensweep.service.record.reopening import Reopening
-from eigensweep.service.record.retention import Retention
-from eigensweep.service.record.rows import RowSession
-from eigensweep.service.record.tables import (
+from eigensweep.service.record.sql import database
+from eigensweep.service.record.sql.group_commit import GroupCommit
+from eigensweep.service.record.sql.rows import RowSession
+from eigensweep.service.record.sql.tables import (
     OPERATOR,
     AttemptRow,
     ExperimentRow,
@@ -34,6 +33,7 @@ from eigensweep.service.record.tables import (
     TrialRow,
     Webhook,
 )
+from eigensweep.service.record.views.queries import count_states
 from eigensweep.workers.shared import traces
 from eigensweep.workers.shared.messages import Notice, SpecJson
 from eigensweep.workers.shared.states import DRIVEN, ENDED, OPEN_TRIALS

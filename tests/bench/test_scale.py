@@ -15,7 +15,7 @@ from bench.played_ray import Actor, played_ray
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.workers.driver import experiment as module
 from eigensweep.workers.driver.experiment import ExperimentDriver
-from eigensweep.workers.driver.tune_loop import Controller
+from eigensweep.workers.driver.tune.tune_loop import Controller
 
 TRIALS, SLOTS = 24, 4
 

@@ -10,8 +10,8 @@ from helpers.waiting import wait_until
 from mlflow import MlflowClient
 from sqlalchemy import select
 
-from eigensweep.service.record import database
-from eigensweep.service.record.tables import EventRow
+from eigensweep.service.record.sql import database
+from eigensweep.service.record.sql.tables import EventRow
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.states import ENDED
 

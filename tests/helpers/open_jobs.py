@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from eigensweep.service.record.jobs import Jobs
-from eigensweep.service.record.tables import JobKind
+from eigensweep.service.record.sql.tables import JobKind
 
 
 def has_open(jobs: Jobs, kind: JobKind) -> bool:

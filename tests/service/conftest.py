@@ -20,10 +20,10 @@ from waiting import wait_until
 from eigensweep.service.api.app import create_app
 from eigensweep.service.process.mlflow_server import MlflowServer
 from eigensweep.service.queue.dispatcher import Dispatcher
-from eigensweep.service.record import database
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
+from eigensweep.service.record.sql import database
 from eigensweep.service.settings import Settings
 from eigensweep.workers.cluster.nodes import Amounts, Node
 from eigensweep.workers.lanes.shares import Capacity

@@ -28,8 +28,8 @@ from eigensweep.service.client import Client
 from eigensweep.service.command.cli import app as command_line
 from eigensweep.service.queue.analyses import AnalysisHandler
 from eigensweep.service.queue.jobs import JobRunner, StoppedError
-from eigensweep.service.record.analyses import Analyses, AnalysisSpec
 from eigensweep.service.record.ledger import RecordLedger
+from eigensweep.service.record.requests.analyses import Analyses, AnalysisSpec
 from eigensweep.service.settings import Settings
 from eigensweep.workers.shared.checkpoints import Store
 

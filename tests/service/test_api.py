@@ -24,23 +24,23 @@ from eigensweep.search_spaces.presets import preset_names
 from eigensweep.search_spaces.space import Space
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service import store_probe
-from eigensweep.service.api.app import create_app
-from eigensweep.service.api.callers import Caller
-from eigensweep.service.api.comparison import Comparison, Effort
-from eigensweep.service.api.limits import BodyLimits
-from eigensweep.service.api.paging import encode
-from eigensweep.service.api.routes import experiments
-from eigensweep.service.api.routes.analyses import AnalysisNow
-from eigensweep.service.api.routes.reproductions import ReproductionNow
-from eigensweep.service.api.schemas import (
+from eigensweep.service.api.answers.paging import encode
+from eigensweep.service.api.answers.schemas import (
     ExperimentNow,
     ExperimentSummary,
     PostedExperiment,
     TrialNow,
     TrialSummary,
 )
-from eigensweep.service.record.database import engine
+from eigensweep.service.api.app import create_app
+from eigensweep.service.api.comparison import Comparison, Effort
+from eigensweep.service.api.middleware.callers import Caller
+from eigensweep.service.api.middleware.limits import BodyLimits
+from eigensweep.service.api.routes import experiments
+from eigensweep.service.api.routes.analyses import AnalysisNow
+from eigensweep.service.api.routes.reproductions import ReproductionNow
 from eigensweep.service.record.ledger import RecordLedger
+from eigensweep.service.record.sql.database import engine
 from eigensweep.service.settings import Mlflow
 from eigensweep.tasks import TASKS
 from eigensweep.workers.lanes.shares import Capacity

@@ -32,10 +32,10 @@ from eigensweep.service.command.cli import app as command_line
 from eigensweep.service.process import backup
 from eigensweep.service.process.backup import BackupError, back_up, restore
 from eigensweep.service.process.locking import hold_alone
-from eigensweep.service.record import copying, database
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.migrations import RecordUnusableError, migrate
 from eigensweep.service.record.record import Record
+from eigensweep.service.record.sql import copying, database
 from eigensweep.service.settings import Settings
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.states import OUTCOMES

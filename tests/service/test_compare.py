@@ -14,9 +14,9 @@ from eigensweep.results.seeds import summarise
 from eigensweep.results.statistics import compare_paired, holm
 from eigensweep.results.trial_result import ReplicateResult, Result
 from eigensweep.service.client.answers import Answer, describe_effort, describe_more_seeds
-from eigensweep.service.record import database
 from eigensweep.service.record.ledger import RecordLedger
-from eigensweep.service.record.tables import TrialRow
+from eigensweep.service.record.sql import database
+from eigensweep.service.record.sql.tables import TrialRow
 
 GOOD, CLOSE, BAD = [0.10, 0.11, 0.13, 0.12], [0.11, 0.10, 0.13, 0.13], [0.30, 0.33, 0.31, 0.32]
 """Validation values of seeds 0 to 3; the test data scores twice as much."""

@@ -11,10 +11,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from eigensweep.results.trial_result import Result
-from eigensweep.service.api import tailer
+from eigensweep.service.api.answers import tailer
 from eigensweep.service.api.app import create_app
-from eigensweep.service.record.accounts import Accounts
 from eigensweep.service.record.ledger import RecordLedger
+from eigensweep.service.record.users.accounts import Accounts
 
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1}
 

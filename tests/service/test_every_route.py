@@ -18,16 +18,22 @@ from pydantic import SecretStr
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
-from eigensweep.service.api import sessions
-from eigensweep.service.api.access import PUBLIC, PUBLIC_BELOW, Access
 from eigensweep.service.api.app import create_app
-from eigensweep.service.api.callers import ADMIN, READ, READING, find_scope, require_scopes
-from eigensweep.service.api.identity import PROXY_SECRET
-from eigensweep.service.api.mlflow_proxy import PLACE
+from eigensweep.service.api.middleware import sessions
+from eigensweep.service.api.middleware.access import PUBLIC, PUBLIC_BELOW, Access
+from eigensweep.service.api.middleware.callers import (
+    ADMIN,
+    READ,
+    READING,
+    find_scope,
+    require_scopes,
+)
+from eigensweep.service.api.middleware.identity import PROXY_SECRET
+from eigensweep.service.api.mlflow.mlflow_proxy import PLACE
 from eigensweep.service.queue.dispatcher import Dispatcher
-from eigensweep.service.record.accounts import SCOPES, Accounts
 from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
+from eigensweep.service.record.users.accounts import SCOPES, Accounts
 from eigensweep.service.settings import Mlflow, Settings
 
 OURS = "the-token-of-the-environment"

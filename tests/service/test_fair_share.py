@@ -10,13 +10,13 @@ from engines import Clock
 
 from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.service.record import shares as shares_module
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.shares import Shares
+from eigensweep.service.record.users import shares as shares_module
+from eigensweep.service.record.users.shares import Shares
 from eigensweep.workers.driver import experiment as module
 from eigensweep.workers.driver.experiment import ExperimentDriver
-from eigensweep.workers.driver.fair_share import LOOK_SECONDS
+from eigensweep.workers.driver.nodes.fair_share import LOOK_SECONDS
 from eigensweep.workers.shared.fair_shares import Allotment, Demand, share_out
 from eigensweep.workers.shared.messages import DriverOptions
 from eigensweep.workers.shared.states import OUTCOMES

@@ -21,12 +21,12 @@ from eigensweep.service.queue.jobs import (
     NotDoneError,
     StoppedError,
 )
-from eigensweep.service.record.analyses import Analyses
 from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.reproductions import Reproductions
-from eigensweep.service.record.state_files import take_over
-from eigensweep.service.record.tables import JobKind, JobRow
+from eigensweep.service.record.requests.analyses import Analyses
+from eigensweep.service.record.requests.reproductions import Reproductions
+from eigensweep.service.record.requests.state_files import take_over
+from eigensweep.service.record.sql.tables import JobKind, JobRow
 
 STATES: dict[str, Any] = json.loads(Path(__file__).with_name("states_in_files.json").read_text())
 """The files of a home whose service kept states in them, and what that service read from them."""

@@ -18,9 +18,10 @@ from eigensweep.results.ranking import UNRANKED
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.routes import trials
-from eigensweep.service.record import database, queries, walks
 from eigensweep.service.record.ledger import RecordLedger
-from eigensweep.service.record.tables import TrialRow
+from eigensweep.service.record.sql import database, walks
+from eigensweep.service.record.sql.tables import TrialRow
+from eigensweep.service.record.views import queries
 
 FEW, MANY, AT_ONCE = 150, 600, 25
 

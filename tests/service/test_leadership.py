@@ -16,12 +16,12 @@ from waiting import wait_until
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.queue.dispatcher import Dispatcher
 from eigensweep.service.queue.jobs import Handler, JobRunner, NotDoneError
-from eigensweep.service.record import database
 from eigensweep.service.record.errors import NotLeadingError
 from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.leadership import HEARTBEAT_SECONDS, SILENT_SECONDS, Leadership
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.tables import JobKind, JobRow
+from eigensweep.service.record.sql import database
+from eigensweep.service.record.sql.tables import JobKind, JobRow
 from eigensweep.workers.shared.ledger import SupersededError
 from eigensweep.workers.shared.messages import DriverOptions
 

@@ -16,14 +16,14 @@ from test_ledger_contract import CONFIG, PLACE, RESULT, post_and_claim
 from waiting import PATIENCE, wait_until
 
 from eigensweep.results.trial_result import ReplicateResult, Result, Source
-from eigensweep.service.record import database
 from eigensweep.service.record.errors import WrongStateError
 from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.rows import RowSession
-from eigensweep.service.record.tables import TrialRow
+from eigensweep.service.record.sql import database
+from eigensweep.service.record.sql.rows import RowSession
+from eigensweep.service.record.sql.tables import TrialRow
 from eigensweep.workers.shared.ledger import StaleWriteError
 from eigensweep.workers.shared.messages import Notice
 

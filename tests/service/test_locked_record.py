@@ -16,11 +16,11 @@ from fastapi.routing import iter_route_contexts
 from helpers.waiting import PATIENCE, wait_until
 from sqlalchemy import make_url
 
-from eigensweep.service.api import writers
-from eigensweep.service.api.writers import BusyError, Writers
+from eigensweep.service.api.answers import writers
+from eigensweep.service.api.answers.writers import BusyError, Writers
 from eigensweep.service.process.serve import THREADS
-from eigensweep.service.record import database
-from eigensweep.service.record.accounts import Accounts
+from eigensweep.service.record.sql import database
+from eigensweep.service.record.users.accounts import Accounts
 
 CHANGES_NOTHING = {"/v1/experiments/preview"}
 

@@ -15,12 +15,12 @@ from sqlalchemy.exc import OperationalError
 from waiting import PATIENCE, wait_until
 
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.service.api.shared_answers import SingleFlight
-from eigensweep.service.record import database
-from eigensweep.service.record.accounts import Accounts, Quotas
+from eigensweep.service.api.answers.shared_answers import SingleFlight
 from eigensweep.service.record.errors import IdempotencyKeyReusedError, QuotaExceededError
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.tables import EventRow
+from eigensweep.service.record.sql import database
+from eigensweep.service.record.sql.tables import EventRow
+from eigensweep.service.record.users.accounts import Accounts, Quotas
 
 
 @contextmanager

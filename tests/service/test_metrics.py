@@ -25,11 +25,12 @@ from eigensweep.service.api.app import create_app
 from eigensweep.service.api.routes import metrics
 from eigensweep.service.api.routes.metrics import FreshCounts, make_registry
 from eigensweep.service.counters import HTTP_SECONDS, RESTARTS
-from eigensweep.service.record import counts, database
-from eigensweep.service.record.counts import Counts, Durations, count_all
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.tables import TrialRow
+from eigensweep.service.record.sql import database
+from eigensweep.service.record.sql.tables import TrialRow
+from eigensweep.service.record.views import counts
+from eigensweep.service.record.views.counts import Counts, Durations, count_all
 from eigensweep.workers.shared.messages import Place
 from eigensweep.workers.shared.states import ENDED
 

@@ -18,14 +18,14 @@ from helpers.schema_of_0_2 import make_schema_of_0_2
 from sqlalchemy import Connection, MetaData, Table, inspect, select
 
 from eigensweep.results.trial_result import Result
-from eigensweep.service.record import database
-from eigensweep.service.record.counts import count_all
 from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.migrations import NoWayBackError, _configure, migrate
-from eigensweep.service.record.queries import StateCount
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.tables import Base
+from eigensweep.service.record.sql import database
+from eigensweep.service.record.sql.tables import Base
+from eigensweep.service.record.views.counts import count_all
+from eigensweep.service.record.views.queries import StateCount
 
 SCRIPTS = ScriptDirectory.from_config(_configure())
 REVISIONS = [each.revision for each in SCRIPTS.walk_revisions()][::-1]

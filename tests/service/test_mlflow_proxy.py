@@ -13,12 +13,12 @@ from starlette.testclient import TestClient
 
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.app import create_app
-from eigensweep.service.api.mlflow_proxy import MlflowProxy
+from eigensweep.service.api.mlflow.mlflow_proxy import MlflowProxy
 from eigensweep.service.process.mlflow_server import MlflowServer
 from eigensweep.service.queue.dispatcher import Dispatcher
-from eigensweep.service.record.accounts import Accounts
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
+from eigensweep.service.record.users.accounts import Accounts
 from eigensweep.service.settings import Mlflow, Settings
 from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.tracking.mlflow_runs import RunContent, Runs

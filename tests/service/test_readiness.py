@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 
 from eigensweep.service.api.routes import health
 from eigensweep.service.process.serve import THREADS
-from eigensweep.service.record import database
+from eigensweep.service.record.sql import database
 from eigensweep.workers.shared import disk_space
 from eigensweep.workers.shared.disk_space import explain_unwritable
 

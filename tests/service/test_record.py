@@ -16,9 +16,7 @@ from waiting import PATIENCE
 
 from eigensweep.results.trial_result import ReplicateResult, Result
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.service.api.schemas import TrialSummary, Views
-from eigensweep.service.record import database
-from eigensweep.service.record.database import WrongSchemaError, is_away
+from eigensweep.service.api.answers.schemas import TrialSummary, Views
 from eigensweep.service.record.errors import IdempotencyKeyReusedError, WrongStateError
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.migrations import (
@@ -28,11 +26,13 @@ from eigensweep.service.record.migrations import (
     compare_versions,
     migrate,
 )
-from eigensweep.service.record.progress import compute_progress
-from eigensweep.service.record.queries import StateCount
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.rows import RowSession
-from eigensweep.service.record.tables import Base, ExperimentRow, TrialCount, TrialRow
+from eigensweep.service.record.sql import database
+from eigensweep.service.record.sql.database import WrongSchemaError, is_away
+from eigensweep.service.record.sql.rows import RowSession
+from eigensweep.service.record.sql.tables import Base, ExperimentRow, TrialCount, TrialRow
+from eigensweep.service.record.views.progress import compute_progress
+from eigensweep.service.record.views.queries import StateCount
 from eigensweep.service.settings import Settings
 from eigensweep.workers.shared.ledger import StaleWriteError
 

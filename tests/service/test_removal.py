@@ -16,13 +16,13 @@ from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.queue.deletions import DeletionHandler
 from eigensweep.service.queue.jobs import JobRunner
-from eigensweep.service.record import control as removing
-from eigensweep.service.record import database
+from eigensweep.service.record.changes import control as removing
 from eigensweep.service.record.errors import ExperimentNotFoundError
 from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.tables import AttemptRow, EventRow, ReportRow, TrialRow
+from eigensweep.service.record.sql import database
+from eigensweep.service.record.sql.tables import AttemptRow, EventRow, ReportRow, TrialRow
 from eigensweep.workers.driver.deletion import remove
 from eigensweep.workers.shared.ledger import StaleWriteError
 from eigensweep.workers.tracking.mlflow_runs import Runs

@@ -17,10 +17,10 @@ from eigensweep.reports.results import name_file, read_results, write_results
 from eigensweep.search_spaces.reproductions import suite_names
 from eigensweep.service.api.app import create_app
 from eigensweep.service.queue.dispatcher import Dispatcher
-from eigensweep.service.record import database
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.reproductions import Wanted
+from eigensweep.service.record.requests.reproductions import Wanted
+from eigensweep.service.record.sql import database
 from eigensweep.service.settings import Settings
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.messages import DriverOptions
@@ -85,7 +85,7 @@ def test_it_ends_in_a_report_and_is_not_run_again(client, reproducer, play):
 
 
 def test_a_report_by_earlier_rules_is_remade_untrained(client, reproducer, play, monkeypatch):
-    from eigensweep.service.record import reproductions
+    from eigensweep.service.record.requests import reproductions
 
     posted = post(client).json()
     for experiment in posted["experiments"]:

@@ -20,12 +20,12 @@ from eigensweep.service.command import frame
 from eigensweep.service.command.cli import app as command_line
 from eigensweep.service.queue.jobs import JobRunner
 from eigensweep.service.queue.retention import PruningHandler, RetentionRule
-from eigensweep.service.record.accounts import Accounts
+from eigensweep.service.record.changes.retention import DAY
 from eigensweep.service.record.errors import NothingToDoError, WrongStateError
 from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.retention import DAY
+from eigensweep.service.record.users.accounts import Accounts
 from eigensweep.workers.driver.deletion import remove
 from eigensweep.workers.shared import corpora
 from eigensweep.workers.shared.checkpoints import Store, replicate_key, trial_key

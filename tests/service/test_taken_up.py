@@ -11,10 +11,10 @@ from eigensweep.models import MODELS
 from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.service.record import database
 from eigensweep.service.record.ledger import CLOSED, RecordLedger
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.tables import ExperimentRow
+from eigensweep.service.record.sql import database
+from eigensweep.service.record.sql.tables import ExperimentRow
 from eigensweep.workers.shared.ledger import StaleWriteError
 
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1}

@@ -16,10 +16,10 @@ import uvicorn
 from helpers.waiting import PATIENCE, wait_until
 from pydantic import SecretStr
 
-from eigensweep.service.api import limits
 from eigensweep.service.api.app import create_app
+from eigensweep.service.api.middleware import limits
 from eigensweep.service.process.timed_http import TimedHttp
-from eigensweep.service.record.accounts import Accounts
+from eigensweep.service.record.users.accounts import Accounts
 from eigensweep.service.settings import Mlflow
 
 LARGE = limits.LARGEST_BODY

@@ -19,17 +19,17 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.service.api import rates
 from eigensweep.service.api.app import create_app
-from eigensweep.service.api.identity import PROXY_SECRET
+from eigensweep.service.api.middleware import rates
+from eigensweep.service.api.middleware.identity import PROXY_SECRET
 from eigensweep.service.command.cli import app as command_line
 from eigensweep.service.process.serve import _require_a_token
-from eigensweep.service.record import audit as audit_log
-from eigensweep.service.record import database
-from eigensweep.service.record.accounts import Accounts, Quotas
-from eigensweep.service.record.audit import Audit
 from eigensweep.service.record.errors import ConflictError, NotAllowedError, QuotaExceededError
 from eigensweep.service.record.record import Record
+from eigensweep.service.record.sql import database
+from eigensweep.service.record.users import audit as audit_log
+from eigensweep.service.record.users.accounts import Accounts, Quotas
+from eigensweep.service.record.users.audit import Audit
 from eigensweep.service.settings import Settings, StartError
 
 ORIGIN = "http://localhost:8642"

@@ -31,11 +31,11 @@ from eigensweep.service.api.app import create_app
 from eigensweep.service.command.cli import app
 from eigensweep.service.queue.jobs import JobRunner
 from eigensweep.service.queue.webhooks import WebhookHandler, sign
-from eigensweep.service.record import database
 from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.tables import JobRow
+from eigensweep.service.record.sql import database
+from eigensweep.service.record.sql.tables import JobRow
 from eigensweep.service.settings import Settings
 from eigensweep.service.webhook_rules import WebhookRefusedError, check_url, is_public
 

@@ -10,7 +10,7 @@ import pytest
 from helpers.grids import CHECKPOINT_SECONDS, Grid
 from helpers.postgresql import run_postgresql
 
-from eigensweep.service.record import database
+from eigensweep.service.record.sql import database
 
 GRID = Grid(trials=6, steps=50)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from helpers.waiting import wait_until
 
-from eigensweep.service.record.accounts import Accounts
+from eigensweep.service.record.users.accounts import Accounts
 
 TASK = {
     **{"name": "copying", "delay": 4, "symbols": 2, "batch_size": 4},

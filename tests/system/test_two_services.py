@@ -20,9 +20,9 @@ from test_drivers import find_steps, make_model, wait_for_more
 from test_outer_ray import OuterRay, outer  # noqa: F401, a fixture
 from waiting import wait_until
 
-from eigensweep.service.record import database
 from eigensweep.service.record.leadership import HEARTBEAT_SECONDS
 from eigensweep.service.record.record import Record
+from eigensweep.service.record.sql import database
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 

@@ -7,8 +7,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from eigensweep.workers.driver import actor_events
-from eigensweep.workers.driver.actor_events import PromptActorManager
+from eigensweep.workers.driver.tune import actor_events
+from eigensweep.workers.driver.tune.actor_events import PromptActorManager
 
 
 class Ray:

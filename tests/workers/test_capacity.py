@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from eigensweep.search_spaces.sections import ResourcesConfig
-from eigensweep.workers.driver import capacity
+from eigensweep.workers.driver.nodes import capacity
 
 NODES = [
     {"Alive": True, "Resources": {"CPU": 4.0, "memory": 4e9}, "Labels": {"zone": "a"}},

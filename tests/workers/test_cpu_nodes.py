@@ -16,9 +16,9 @@ from file_ledger import FileLedger
 from sweeps import COPYING
 from waiting import PATIENCE, wait_until
 
-from eigensweep.workers.driver import trainable
-from eigensweep.workers.driver.cpu_nodes import LOOK_SECONDS, CpuNodes
-from eigensweep.workers.driver.fair_share import FairShare
+from eigensweep.workers.driver.nodes.cpu_nodes import LOOK_SECONDS, CpuNodes
+from eigensweep.workers.driver.nodes.fair_share import FairShare
+from eigensweep.workers.driver.tune import trainable
 from eigensweep.workers.lanes.shares import Share
 from eigensweep.workers.shared.fair_shares import Demand
 

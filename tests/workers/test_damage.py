@@ -17,7 +17,7 @@ from sweeps import Bench, spec
 
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.workers.driver.searcher import Recorder
+from eigensweep.workers.driver.tune.searcher import Recorder
 from eigensweep.workers.processes.runner import LOST, REPORT, Runner
 from eigensweep.workers.shared.checkpoints import DAMAGED_CURVE, Store, replicate_key
 from eigensweep.workers.shared.curves import CHECKSUM, CurvePoint

@@ -18,8 +18,8 @@ from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver import experiment as driver
-from eigensweep.workers.driver.demand import KEPT_SECONDS, MOST_BUNDLES, Wishes, bundles_of
 from eigensweep.workers.driver.experiment import LOOK_SECONDS, ExperimentDriver
+from eigensweep.workers.driver.nodes.demand import KEPT_SECONDS, MOST_BUNDLES, Wishes, bundles_of
 from eigensweep.workers.lanes.shares import Share, share_of
 from eigensweep.workers.shared.messages import DriverOptions, EngineNeed
 
@@ -28,7 +28,7 @@ CPU, GPU = {"CPU": 1.0}, {"CPU": 2.0, "GPU": 1.0}
 
 def test_the_process_that_adds_up_loads_neither_torch_nor_tune():
     check = (
-        "import sys, eigensweep.workers.driver.demand\n"
+        "import sys, eigensweep.workers.driver.nodes.demand\n"
         "print({'torch', 'ray.tune', 'optuna'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)

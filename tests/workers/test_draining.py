@@ -16,8 +16,8 @@ from sweeps import COPYING, Bench, at, spec
 from test_store_markers import order_in
 from waiting import PATIENCE, wait_until
 
-from eigensweep.workers.driver import capacity
-from eigensweep.workers.driver.draining import LOOK_SECONDS, Draining
+from eigensweep.workers.driver.nodes import capacity
+from eigensweep.workers.driver.nodes.draining import LOOK_SECONDS, Draining
 from eigensweep.workers.driver.store_watch import StoreWatch
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.marks import leave_mark

@@ -23,8 +23,8 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.process.mlflow_server import MlflowServer
 from eigensweep.workers.cluster.ray_cluster import ClusterError
 from eigensweep.workers.driver.experiment import run_experiment
-from eigensweep.workers.driver.export import export_study
 from eigensweep.workers.driver.failures import MOST_IN_A_ROW
+from eigensweep.workers.driver.summary.export import export_study
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.ledger import PAUSED
 from eigensweep.workers.shared.messages import DriverOptions

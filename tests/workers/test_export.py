@@ -12,7 +12,7 @@ from optuna.trial import TrialState
 from sweeps import SCORNN, Bench, spec
 
 from eigensweep.results.trial_result import Result
-from eigensweep.workers.driver.export import export_study
+from eigensweep.workers.driver.summary.export import export_study
 
 LR = {"low": 1e-5, "high": 1e-1, "log": True}
 RMSPROP = ["adam", "rmsprop"]

@@ -11,7 +11,7 @@ from file_ledger import FileLedger
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eigensweep.workers.driver.fair_share import LOOK_SECONDS, FairShare
+from eigensweep.workers.driver.nodes.fair_share import LOOK_SECONDS, FairShare
 from eigensweep.workers.lanes.shares import Share
 from eigensweep.workers.shared import fair_shares as module
 from eigensweep.workers.shared.fair_shares import (
@@ -275,7 +275,7 @@ class TestWhatADriverKeepsTo:
 
 
 def test_a_trial_takes_the_part_that_its_nodes_lose(monkeypatch):
-    from eigensweep.workers.driver import capacity
+    from eigensweep.workers.driver.nodes import capacity
 
     nodes = [{"CPU": 3.0}, {"CPU": 3.0}, {"CPU": 1.0}, {"CPU": 9.0, "GPU": 1.0}]
     monkeypatch.setattr(capacity, "list_living_nodes", lambda: [{"Resources": n} for n in nodes])

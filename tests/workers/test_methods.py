@@ -12,7 +12,7 @@ import pytest
 from sweeps import SCORNN, Bench, spec
 
 from eigensweep.results.trial_result import ParameterCount, Result
-from eigensweep.workers.driver.samplers import FEWEST_EARLIER
+from eigensweep.workers.driver.search.samplers import FEWEST_EARLIER
 
 TWO = {
     "optimizer.lr": {"low": 1e-5, "high": 1e-1, "log": True},

@@ -15,7 +15,7 @@ from sweeps import spec
 from waiting import PATIENCE
 
 from eigensweep.search_spaces.sections import ResourcesConfig
-from eigensweep.workers.driver.capacity import look_for_room
+from eigensweep.workers.driver.nodes.capacity import look_for_room
 from eigensweep.workers.lanes.shares import share_of
 
 pytestmark = pytest.mark.slow

@@ -18,7 +18,7 @@ from eigensweep.search_spaces.parameters import Choice, Integer, Real
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.experiment import take_over
-from eigensweep.workers.driver.population import change, choose_sources
+from eigensweep.workers.driver.search.population import change, choose_sources
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.durable_files import StorageError
 from eigensweep.workers.shared.ledger import TrialEntry

@@ -8,7 +8,7 @@ import pytest
 from orders import make_order
 
 from eigensweep.search_spaces.sections import SchedulerConfig
-from eigensweep.workers.driver.schedulers import Past, make_scheduler
+from eigensweep.workers.driver.tune.schedulers import Past, make_scheduler
 
 
 class Trial:

@@ -20,13 +20,13 @@ from eigensweep.results.seeds import summarise
 from eigensweep.results.trial_result import ReplicateResult, Result, Source
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.workers.driver import places
-from eigensweep.workers.driver.actor_events import MemoryShortageError
-from eigensweep.workers.driver.cordons import SILENT_SECONDS
-from eigensweep.workers.driver.losses import MOST_SHORTAGES
-from eigensweep.workers.driver.searcher import Recorder
-from eigensweep.workers.driver.study import Draw
+from eigensweep.workers.driver.nodes import places
+from eigensweep.workers.driver.nodes.cordons import SILENT_SECONDS
+from eigensweep.workers.driver.nodes.losses import MOST_SHORTAGES
+from eigensweep.workers.driver.search.study import Draw
 from eigensweep.workers.driver.sweep import Job
+from eigensweep.workers.driver.tune.actor_events import MemoryShortageError
+from eigensweep.workers.driver.tune.searcher import Recorder
 from eigensweep.workers.shared.ledger import Finished, StaleWriteError
 from eigensweep.workers.shared.messages import Order, Report
 

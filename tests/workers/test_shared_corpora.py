@@ -17,8 +17,8 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.tasks import TASKS
 from eigensweep.tasks.corpus import CorpusMissingError
 from eigensweep.tasks.speech_corpora import MANIFEST
-from eigensweep.workers.driver.corpora import SharedCorpora
 from eigensweep.workers.driver.deletion import remove
+from eigensweep.workers.driver.nodes.corpora import SharedCorpora
 from eigensweep.workers.lanes.engine import Engine
 from eigensweep.workers.shared import corpora
 from eigensweep.workers.shared.checkpoints import Store

@@ -19,8 +19,8 @@ from ray.tune.experiment import Trial
 from sweeps import Bench, spec
 
 from eigensweep.results.ranking import RANKED
-from eigensweep.workers.driver.searcher import Recorder
 from eigensweep.workers.driver.stalls import Stall, StallWatch, read_progress
+from eigensweep.workers.driver.tune.searcher import Recorder
 from eigensweep.workers.shared.checkpoints import Progress, Store
 from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.durable_files import StorageError

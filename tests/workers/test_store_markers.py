@@ -19,9 +19,9 @@ from sweeps import Bench, at, spec
 from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.workers.driver.searcher import Recorder
 from eigensweep.workers.driver.store_marker import LOOK_SECONDS, StoreMarker, find_missing_commit
 from eigensweep.workers.driver.store_watch import StoreWatch
+from eigensweep.workers.driver.tune.searcher import Recorder
 from eigensweep.workers.processes.runner import LOST, REPORT, Runner
 from eigensweep.workers.shared import store_markers
 from eigensweep.workers.shared.checkpoints import Store

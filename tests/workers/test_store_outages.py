@@ -21,9 +21,10 @@ from s3fs import S3FileSystem
 from sweeps import spec
 
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.workers.driver import stopping, store_watch
+from eigensweep.workers.driver import store_watch
 from eigensweep.workers.driver.experiment import ExperimentDriver
 from eigensweep.workers.driver.store_watch import FIRST_PAUSE, LONGEST_PAUSE, StoreWatch
+from eigensweep.workers.driver.tune import stopping
 from eigensweep.workers.processes.runner import LOST, REPORT, Runner
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.deaths import explain

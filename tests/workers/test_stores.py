@@ -26,11 +26,11 @@ from sweeps import spec
 
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.workers.driver import stopping
 from eigensweep.workers.driver.deletion import remove
 from eigensweep.workers.driver.experiment import ExperimentDriver
-from eigensweep.workers.driver.stopping import StopReason
 from eigensweep.workers.driver.store_watch import StoreWatch
+from eigensweep.workers.driver.tune import stopping
+from eigensweep.workers.driver.tune.stopping import StopReason
 from eigensweep.workers.shared import spectrum_files, store_markers
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.curves import CurvePoint

@@ -20,7 +20,7 @@ from sweeps import COPYING, SCORNN
 from waiting import wait_until
 
 from eigensweep.workers.cluster import trial_processes
-from eigensweep.workers.driver.trainable import CREDENTIALS, choose_process
+from eigensweep.workers.driver.tune.trainable import CREDENTIALS, choose_process
 from eigensweep.workers.processes.forked import MODULE
 from eigensweep.workers.processes.trial_process import TrialProcess
 

@@ -120,7 +120,7 @@ class RayCluster:
 
         The nodes of a cluster that was joined come and go; our own node stays as it is.
         """
-        from eigensweep.workers.driver.capacity import list_living_nodes
+        from eigensweep.workers.driver.nodes.capacity import list_living_nodes
 
         living = list_living_nodes()
         places = {n["NodeID"]: (n["NodeManagerAddress"], n["NodeManagerPort"]) for n in living}
@@ -137,7 +137,7 @@ class RayCluster:
 
     def list_nodes(self, silent: Collection[str] = ()) -> list[Node]:
         """Return the nodes of now, those that live first; the `silent` ones do not answer."""
-        from eigensweep.workers.driver.capacity import find_draining
+        from eigensweep.workers.driver.nodes.capacity import find_draining
 
         nodes = list_nodes()
         free = ray._private.state.available_resources_per_node()  # type: ignore[no-untyped-call]

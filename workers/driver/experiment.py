@@ -27,24 +27,24 @@ from eigensweep.search_spaces.memory import limit_memory, reserve_memory
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.workers.driver import capacity
-from eigensweep.workers.driver.cordons import Cordons
-from eigensweep.workers.driver.corpora import SharedCorpora
-from eigensweep.workers.driver.cpu_nodes import CPU_NODES
-from eigensweep.workers.driver.demand import Bundle, bundles_of, wish
-from eigensweep.workers.driver.draining import Draining
-from eigensweep.workers.driver.fair_share import FairShare
-from eigensweep.workers.driver.lanes import choose_lanes
-from eigensweep.workers.driver.leaders import config_to_train
-from eigensweep.workers.driver.report import write_report
-from eigensweep.workers.driver.schedulers import Past, make_scheduler
+from eigensweep.workers.driver.nodes import capacity
+from eigensweep.workers.driver.nodes.cordons import Cordons
+from eigensweep.workers.driver.nodes.corpora import SharedCorpora
+from eigensweep.workers.driver.nodes.cpu_nodes import CPU_NODES
+from eigensweep.workers.driver.nodes.demand import Bundle, bundles_of, wish
+from eigensweep.workers.driver.nodes.draining import Draining
+from eigensweep.workers.driver.nodes.fair_share import FairShare
+from eigensweep.workers.driver.nodes.lanes import choose_lanes
+from eigensweep.workers.driver.search.leaders import config_to_train
+from eigensweep.workers.driver.search.study import Study
 from eigensweep.workers.driver.stalls import StallWatch, read_progress
-from eigensweep.workers.driver.stopping import StopReason
 from eigensweep.workers.driver.store_marker import StoreMarker, find_missing_commit
 from eigensweep.workers.driver.store_watch import StoreWatch
-from eigensweep.workers.driver.study import Study
+from eigensweep.workers.driver.summary.report import write_report
 from eigensweep.workers.driver.sweep import Job, Sweep
-from eigensweep.workers.driver.tune_loop import run_tune
+from eigensweep.workers.driver.tune.schedulers import Past, make_scheduler
+from eigensweep.workers.driver.tune.stopping import StopReason
+from eigensweep.workers.driver.tune.tune_loop import run_tune
 from eigensweep.workers.lanes.shares import Share, share_of, spread_lanes
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.code import own_code, own_parts

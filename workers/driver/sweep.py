@@ -19,13 +19,13 @@ from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig, find_code
 from eigensweep.search_spaces.warm_start import find_point
-from eigensweep.workers.driver.configurations import Configurations, Found
-from eigensweep.workers.driver.cordons import LONGEST_LEAVE, Cordons
 from eigensweep.workers.driver.entries import Entries
-from eigensweep.workers.driver.leaders import complete_result, give_seeds, has_begun
-from eigensweep.workers.driver.losses import LONGEST_REST, Losses
-from eigensweep.workers.driver.population import PopulationRound
-from eigensweep.workers.driver.study import Study
+from eigensweep.workers.driver.nodes.cordons import LONGEST_LEAVE, Cordons
+from eigensweep.workers.driver.nodes.losses import LONGEST_REST, Losses
+from eigensweep.workers.driver.search.configurations import Configurations, Found
+from eigensweep.workers.driver.search.leaders import complete_result, give_seeds, has_begun
+from eigensweep.workers.driver.search.population import PopulationRound
+from eigensweep.workers.driver.search.study import Study
 from eigensweep.workers.shared.durable_files import StorageError
 from eigensweep.workers.shared.ledger import (
     NOTHING,

@@ -8,7 +8,7 @@ Resource Fairness, NSDI 2011, algorithm 1; with users above experiments, and pri
 places most are given out at once: all that lie below a level which everybody surely reaches.
 
 The service that leads computes all shares, when what is wanted has changed, and drivers read theirs
-(`service/record/shares.py`).
+(`service/record/users/shares.py`).
 """
 
 from __future__ import annotations

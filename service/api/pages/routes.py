@@ -30,10 +30,11 @@ from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.search_spaces.errors import UnknownSuiteError
 from eigensweep.search_spaces.presets import load_preset
 from eigensweep.search_spaces.reproductions import BUDGETS
-from eigensweep.service.api.callers import Caller, Reader, Submitter
-from eigensweep.service.api.errors import STATUS, answer_error
-from eigensweep.service.api.identity import PROXY
-from eigensweep.service.api.page_headers import PAGE_HEADERS, asks_for_page
+from eigensweep.service.api.answers.errors import STATUS, answer_error
+from eigensweep.service.api.answers.schemas import Asked, Metric, TrialNow, TrialSummary
+from eigensweep.service.api.middleware.callers import Caller, Reader, Submitter
+from eigensweep.service.api.middleware.identity import PROXY
+from eigensweep.service.api.middleware.page_headers import PAGE_HEADERS, asks_for_page
 from eigensweep.service.api.pages.fields import write_fields
 from eigensweep.service.api.pages.formats import FILTERS, show_number
 from eigensweep.service.api.parts import TheService
@@ -53,10 +54,9 @@ from eigensweep.service.api.routes.experiments import ExperimentId, ExperimentQu
 from eigensweep.service.api.routes.overviews import TrialNumber
 from eigensweep.service.api.routes.reproductions import ReproductionId, SuiteListing
 from eigensweep.service.api.routes.trials import TrialQuery
-from eigensweep.service.api.schemas import Asked, Metric, TrialNow, TrialSummary
 from eigensweep.service.record.errors import ReproductionNotFoundError
-from eigensweep.service.record.overviews import list_arms, list_lineages
-from eigensweep.service.record.reproductions import OPEN
+from eigensweep.service.record.requests.reproductions import OPEN
+from eigensweep.service.record.views.overviews import list_arms, list_lineages
 from eigensweep.workers.shared import states
 from eigensweep.workers.shared.messages import SpecJson
 

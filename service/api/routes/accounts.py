@@ -10,16 +10,16 @@ from fastapi import APIRouter, Body, FastAPI, Path, Query, Request, Response
 from pydantic import ConfigDict, Field
 
 from eigensweep.plain_numbers import PlainNumbers
-from eigensweep.service.api.callers import ADMIN, AsOperator, Reader, tell_audit
-from eigensweep.service.api.errors import answer_errors, describe_errors
-from eigensweep.service.api.paging import cut, decode
+from eigensweep.service.api.answers.errors import answer_errors, describe_errors
+from eigensweep.service.api.answers.paging import cut, decode
+from eigensweep.service.api.answers.schemas import AnswerModel, Asked, Page, PageAsked, UsageNow
+from eigensweep.service.api.answers.written import ServiceRoute
+from eigensweep.service.api.middleware.callers import ADMIN, AsOperator, Reader, tell_audit
 from eigensweep.service.api.parts import TheService
-from eigensweep.service.api.schemas import AnswerModel, Asked, Page, PageAsked, UsageNow
-from eigensweep.service.api.written import ServiceRoute
-from eigensweep.service.record import accounts
-from eigensweep.service.record.audit import Audit, AuditNow
-from eigensweep.service.record.tables import OPERATOR
-from eigensweep.service.record.usage import sum_by_user
+from eigensweep.service.record.sql.tables import OPERATOR
+from eigensweep.service.record.users import accounts
+from eigensweep.service.record.users.audit import Audit, AuditNow
+from eigensweep.service.record.users.usage import sum_by_user
 from eigensweep.service.settings import Settings
 
 router = APIRouter(tags=["access"], route_class=ServiceRoute)

@@ -14,15 +14,15 @@ from pydantic import Field
 
 from eigensweep.analyses import ANALYSES
 from eigensweep.analyses.base import Kind
-from eigensweep.service.api.callers import SUBMIT
-from eigensweep.service.api.errors import NotInCatalogueError, describe_errors
-from eigensweep.service.api.paging import cut, decode
+from eigensweep.service.api.answers.errors import NotInCatalogueError, describe_errors
+from eigensweep.service.api.answers.paging import cut, decode
+from eigensweep.service.api.answers.schemas import AnswerModel, Page, PageAsked
+from eigensweep.service.api.answers.written import DescribedRoute, ServiceRoute
+from eigensweep.service.api.middleware.callers import SUBMIT
 from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.api.routes.catalogue import JsonSchema, Listing, Name, describe
-from eigensweep.service.api.schemas import AnswerModel, Page, PageAsked
-from eigensweep.service.api.written import DescribedRoute, ServiceRoute
-from eigensweep.service.record.analyses import AnalysisRecord, AnalysisState, OptionsJson
-from eigensweep.service.record.analysis_requests import AnalysisRequest, complete_request
+from eigensweep.service.record.requests.analyses import AnalysisRecord, AnalysisState, OptionsJson
+from eigensweep.service.record.requests.analysis_requests import AnalysisRequest, complete_request
 
 router = APIRouter(tags=["analyses"], route_class=ServiceRoute)
 kinds = APIRouter(tags=["analyses"], route_class=DescribedRoute)

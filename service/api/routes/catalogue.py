@@ -18,9 +18,9 @@ from eigensweep.models import MODELS
 from eigensweep.registry import Registry
 from eigensweep.search_spaces.presets import load_preset, preset_names
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.service.api.errors import NotInCatalogueError
-from eigensweep.service.api.schemas import AnswerModel, Metric
-from eigensweep.service.api.written import DescribedRoute
+from eigensweep.service.api.answers.errors import NotInCatalogueError
+from eigensweep.service.api.answers.schemas import AnswerModel, Metric
+from eigensweep.service.api.answers.written import DescribedRoute
 from eigensweep.tasks import TASKS
 from eigensweep.tasks.base import Task, TaskConfig
 from eigensweep.workers.shared.messages import SpecJson

@@ -9,11 +9,11 @@ from datetime import datetime
 from fastapi import APIRouter
 from pydantic import Field
 
+from eigensweep.service.api.answers.schemas import AnswerModel, read_place
+from eigensweep.service.api.answers.written import DescribedRoute
 from eigensweep.service.api.parts import Service, TheService
-from eigensweep.service.api.schemas import AnswerModel, read_place
-from eigensweep.service.api.written import DescribedRoute
-from eigensweep.service.record.activity import Use, read_activity
-from eigensweep.service.record.tables import ExperimentRow
+from eigensweep.service.record.sql.tables import ExperimentRow
+from eigensweep.service.record.views.activity import Use, read_activity
 from eigensweep.workers.cluster.drivers import DRIVER_BYTES
 from eigensweep.workers.cluster.nodes import Node
 from eigensweep.workers.shared.fair_shares import Demand

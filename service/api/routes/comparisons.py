@@ -8,11 +8,11 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from eigensweep.service.api.answers.errors import describe_errors
+from eigensweep.service.api.answers.schemas import Asked
+from eigensweep.service.api.answers.written import DescribedRoute
 from eigensweep.service.api.comparison import Comparison, Effort, compare, measure_effort, write_csv
-from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.parts import TheService
-from eigensweep.service.api.schemas import Asked
-from eigensweep.service.api.written import DescribedRoute
 
 router = APIRouter(tags=["trials"], route_class=DescribedRoute)
 

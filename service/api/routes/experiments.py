@@ -17,21 +17,22 @@ from eigensweep.search_spaces.places import Places
 from eigensweep.search_spaces.preview import Preview, SidePreview, describe_memory, preview
 from eigensweep.search_spaces.spec import LARGEST_PRIORITY, LEAST_PRIORITY, ExperimentSpec
 from eigensweep.search_spaces.spec_warnings import list_warnings
-from eigensweep.service.api import callers, schemas
-from eigensweep.service.api.errors import describe_errors
-from eigensweep.service.api.paging import cut, decode
+from eigensweep.service.api.answers import schemas
+from eigensweep.service.api.answers.errors import describe_errors
+from eigensweep.service.api.answers.paging import cut, decode
+from eigensweep.service.api.answers.written import DescribedRoute, WrittenRoute
+from eigensweep.service.api.middleware import callers
 from eigensweep.service.api.parts import AnyService, Service, TheService, TheSettings
 from eigensweep.service.api.warm_start import count_observations
-from eigensweep.service.api.written import DescribedRoute, WrittenRoute
+from eigensweep.service.record.changes.posting import require_quota, scope_key
 from eigensweep.service.record.errors import (
     ConflictError,
     NotAllowedError,
     NotFoundError,
     QuotaExceededError,
 )
-from eigensweep.service.record.posting import require_quota, scope_key
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.rows import RowSession
+from eigensweep.service.record.sql.rows import RowSession
 from eigensweep.service.settings import Settings
 from eigensweep.service.webhook_rules import WebhookRefusedError, check_url
 from eigensweep.workers.lanes.outlook import explain_arms_alone

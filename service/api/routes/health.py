@@ -14,9 +14,9 @@ from pydantic import Field
 from sqlalchemy.exc import SQLAlchemyError
 
 from eigensweep.models import MODELS
+from eigensweep.service.api.answers.schemas import AnswerModel
 from eigensweep.service.api.parts import Service
-from eigensweep.service.api.schemas import AnswerModel
-from eigensweep.service.record.database import find_damage
+from eigensweep.service.record.sql.database import find_damage
 from eigensweep.tasks import TASKS
 from eigensweep.workers.shared.disk_space import explain_low, explain_unwritable, find_low
 from eigensweep.workers.shared.durable_files import StoreAwayError

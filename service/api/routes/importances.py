@@ -7,11 +7,11 @@ from pydantic import Field
 
 from eigensweep.results.importance import EVALUATOR, Importance, measure_importance
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.api.answers.schemas import AnswerModel, Metric
+from eigensweep.service.api.answers.written import DescribedRoute
 from eigensweep.service.api.parts import TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
-from eigensweep.service.api.schemas import AnswerModel, Metric
-from eigensweep.service.api.written import DescribedRoute
-from eigensweep.service.record.overviews import list_arms, list_finished
+from eigensweep.service.record.views.overviews import list_arms, list_finished
 
 router = APIRouter(tags=["overviews"], route_class=DescribedRoute)
 

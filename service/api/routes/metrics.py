@@ -26,11 +26,11 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from sqlalchemy.exc import SQLAlchemyError
 
+from eigensweep.service.api.answers.shared_answers import TimedCache
 from eigensweep.service.api.parts import Service
 from eigensweep.service.api.routes.health import CHECKS
-from eigensweep.service.api.shared_answers import TimedCache
 from eigensweep.service.counters import REGISTRY
-from eigensweep.service.record.counts import DURATIONS, Counts, Crew, Durations, count_all
+from eigensweep.service.record.views.counts import DURATIONS, Counts, Crew, Durations, count_all
 from eigensweep.workers.shared.durable_files import StoreAwayError
 
 router = APIRouter(tags=["health"])

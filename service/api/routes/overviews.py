@@ -23,20 +23,20 @@ from eigensweep.results.trial_result import summarize_stored
 from eigensweep.search_spaces.errors import SpecError, did_you_mean, shorten
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.api.answers.schemas import AnswerModel
+from eigensweep.service.api.answers.written import DescribedRoute
 from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
-from eigensweep.service.api.schemas import AnswerModel
-from eigensweep.service.api.written import DescribedRoute
-from eigensweep.service.record.analysis_requests import find_place
 from eigensweep.service.record.errors import WeightsNotFoundError
-from eigensweep.service.record.overviews import (
+from eigensweep.service.record.requests.analysis_requests import find_place
+from eigensweep.service.record.sql.tables import ExperimentRow, ReportRow, TrialRow
+from eigensweep.service.record.views.overviews import (
     ArmRecord,
     list_arms,
     list_leaders,
     list_points,
     list_reports,
 )
-from eigensweep.service.record.tables import ExperimentRow, ReportRow, TrialRow
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.kept_files import BEST

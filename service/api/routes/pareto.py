@@ -14,11 +14,11 @@ from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.checks import check_against
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.api.answers.schemas import AnswerModel, Metric
+from eigensweep.service.api.answers.written import DescribedRoute
 from eigensweep.service.api.parts import TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
-from eigensweep.service.api.schemas import AnswerModel, Metric
-from eigensweep.service.api.written import DescribedRoute
-from eigensweep.service.record.tables import ResultJson
+from eigensweep.service.record.sql.tables import ResultJson
 
 router = APIRouter(tags=["trials"], route_class=DescribedRoute)
 

@@ -12,11 +12,11 @@ from eigensweep.results.sequential import Look, look, look_back
 from eigensweep.results.statistics import Summary, compare_paired, find_domain, summarize
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.api.answers.schemas import AnswerModel
+from eigensweep.service.api.answers.written import DescribedRoute
 from eigensweep.service.api.parts import TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
-from eigensweep.service.api.schemas import AnswerModel
-from eigensweep.service.api.written import DescribedRoute
-from eigensweep.service.record.overviews import RacerRecord, list_racers
+from eigensweep.service.record.views.overviews import RacerRecord, list_racers
 from eigensweep.workers.shared.states import ENDED
 
 router = APIRouter(tags=["trials"], route_class=DescribedRoute)

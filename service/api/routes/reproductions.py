@@ -30,14 +30,14 @@ from eigensweep.search_spaces.reproductions import (
     suite_names,
 )
 from eigensweep.search_spaces.sections import ResourcesConfig
-from eigensweep.service.api.callers import Submitter
-from eigensweep.service.api.errors import describe_errors
+from eigensweep.service.api.answers.errors import describe_errors
+from eigensweep.service.api.answers.schemas import AnswerModel, Asked
+from eigensweep.service.api.answers.written import DescribedRoute, ServiceRoute
+from eigensweep.service.api.middleware.callers import Submitter
 from eigensweep.service.api.parts import Service, TheService, TheSettings
 from eigensweep.service.api.routes.catalogue import Name
-from eigensweep.service.api.schemas import AnswerModel, Asked
-from eigensweep.service.api.written import DescribedRoute, ServiceRoute
 from eigensweep.service.record.errors import ExperimentNotFoundError
-from eigensweep.service.record.reproductions import ReproductionRecord, ReproductionState
+from eigensweep.service.record.requests.reproductions import ReproductionRecord, ReproductionState
 from eigensweep.service.settings import Settings
 from eigensweep.workers.shared.messages import SpecJson
 

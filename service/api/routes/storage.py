@@ -12,12 +12,12 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Request
 from pydantic import Field
 
-from eigensweep.service.api.callers import Caller, Reader, Submitter, tell_audit
+from eigensweep.service.api.answers.schemas import AnswerModel, Asked
+from eigensweep.service.api.answers.written import ServiceRoute
+from eigensweep.service.api.middleware.callers import Caller, Reader, Submitter, tell_audit
 from eigensweep.service.api.parts import Service, TheService
-from eigensweep.service.api.schemas import AnswerModel, Asked
-from eigensweep.service.api.written import ServiceRoute
+from eigensweep.service.record.changes.retention import DAY
 from eigensweep.service.record.errors import ConflictError, NotAllowedError, NotFoundError
-from eigensweep.service.record.retention import DAY
 from eigensweep.workers.shared.thinning import Keep
 
 router = APIRouter(tags=["storage"], route_class=ServiceRoute)

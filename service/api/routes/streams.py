@@ -9,9 +9,9 @@ from fastapi import APIRouter, Depends, Header, Request
 from fastapi.responses import StreamingResponse
 from fastapi.sse import EventSourceResponse
 
+from eigensweep.service.api.answers.written import DescribedRoute
 from eigensweep.service.api.parts import TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
-from eigensweep.service.api.written import DescribedRoute
 
 router = APIRouter(tags=["experiments"], route_class=DescribedRoute)
 

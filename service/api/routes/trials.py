@@ -12,14 +12,14 @@ from pydantic import Field
 
 from eigensweep.results.trial_rows import Row, make_frame, make_row
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.service.api.paging import Part, cut, decode
+from eigensweep.service.api.answers.paging import Part, cut, decode
+from eigensweep.service.api.answers.schemas import Page, PageAsked, TrialNow, TrialSummary
+from eigensweep.service.api.answers.written import WrittenRoute
 from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
-from eigensweep.service.api.schemas import Page, PageAsked, TrialNow, TrialSummary
-from eigensweep.service.api.written import WrittenRoute
 from eigensweep.service.record.ledger import RecordLedger
-from eigensweep.service.record.queries import StoredTrial
-from eigensweep.workers.driver.export import export_study
+from eigensweep.service.record.views.queries import StoredTrial
+from eigensweep.workers.driver.summary.export import export_study
 from eigensweep.workers.shared.states import TrialState
 
 EXPORTED_AT_ONCE = 1000

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from eigensweep.service.record import database, journal, shares
+from eigensweep.service.record import journal
 from eigensweep.service.record.journal import end_experiment, interrupt_trial, move_experiment
 from eigensweep.service.record.ledger.part import LedgerPart, writes
-from eigensweep.service.record.rows import RowSession
-from eigensweep.service.record.tables import ExperimentRow
-from eigensweep.service.record.walks import choose, is_in, walk
+from eigensweep.service.record.sql import database
+from eigensweep.service.record.sql.rows import RowSession
+from eigensweep.service.record.sql.tables import ExperimentRow
+from eigensweep.service.record.sql.walks import choose, is_in, walk
+from eigensweep.service.record.users import shares
 from eigensweep.workers.shared import states
 from eigensweep.workers.shared.fair_shares import Allotment, Demand
 from eigensweep.workers.shared.ledger import PAUSED, ResumeState

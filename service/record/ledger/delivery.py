@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping
 from sqlalchemy import bindparam, update
 from sqlalchemy.orm import Session
 
-from eigensweep.service.record import database
 from eigensweep.service.record.ledger.part import LedgerPart, writes
-from eigensweep.service.record.rows import RowSession
-from eigensweep.service.record.tables import ExperimentRow, TrialRow
+from eigensweep.service.record.sql import database
+from eigensweep.service.record.sql.rows import RowSession
+from eigensweep.service.record.sql.tables import ExperimentRow, TrialRow
 
 
 class DeliveryWrites(LedgerPart):

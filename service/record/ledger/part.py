@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
-from eigensweep.service.record import database
-from eigensweep.service.record.rows import RowSession
-from eigensweep.service.record.tables import ExperimentRow, TrialRow
+from eigensweep.service.record.sql import database
+from eigensweep.service.record.sql.rows import RowSession
+from eigensweep.service.record.sql.tables import ExperimentRow, TrialRow
 from eigensweep.workers.shared.ledger import StaleWriteError, SupersededError
 
 

@@ -10,10 +10,10 @@ from sqlalchemy.orm import Session
 
 from eigensweep.results.seeds import cut_seeds
 from eigensweep.results.trial_result import Metrics, Result, Source
-from eigensweep.service.record import database
 from eigensweep.service.record.ledger.part import LedgerPart
-from eigensweep.service.record.rows import read_first
-from eigensweep.service.record.tables import (
+from eigensweep.service.record.sql import database
+from eigensweep.service.record.sql.rows import read_first
+from eigensweep.service.record.sql.tables import (
     AttemptRow,
     EarlierJson,
     ExperimentRow,

@@ -10,8 +10,8 @@ from uuid import uuid4
 from eigensweep.results.trial_result import Metrics, Outcome, Result
 from eigensweep.service.record import journal
 from eigensweep.service.record.ledger.part import LedgerPart, writes, writes_relaxed
-from eigensweep.service.record.rows import RowSession
-from eigensweep.service.record.tables import (
+from eigensweep.service.record.sql.rows import RowSession
+from eigensweep.service.record.sql.tables import (
     AttemptRow,
     ExperimentRow,
     PlaceJson,
@@ -19,7 +19,7 @@ from eigensweep.service.record.tables import (
     ResultJson,
     TrialRow,
 )
-from eigensweep.service.record.usage import count_use
+from eigensweep.service.record.users.usage import count_use
 from eigensweep.workers.shared.ledger import NOTHING, RungReport, StaleWriteError
 from eigensweep.workers.shared.messages import ConfigJson, Params, Place, Takeover
 from eigensweep.workers.shared.states import OUTCOMES

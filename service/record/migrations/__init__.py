@@ -15,8 +15,8 @@ from alembic.util import CommandError
 from sqlalchemy import make_url
 from sqlalchemy.exc import DBAPIError
 
-from eigensweep.service.record import database
-from eigensweep.service.record.tables import Base
+from eigensweep.service.record.sql import database
+from eigensweep.service.record.sql.tables import Base
 from eigensweep.service.settings import StartError
 
 FIRST: Final = "0023"

@@ -9,9 +9,9 @@ from __future__ import annotations
 from alembic import context
 from sqlalchemy import Connection
 
-from eigensweep.service.record import database
 from eigensweep.service.record.migrations import NoWayBackError
-from eigensweep.service.record.tables import Base
+from eigensweep.service.record.sql import database
+from eigensweep.service.record.sql.tables import Base
 from eigensweep.service.settings import Settings
 
 

@@ -1,0 +1,1 @@
+"""How answers are made: schemas, errors, pages of lists, writing as JSON."""

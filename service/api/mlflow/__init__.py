@@ -1,0 +1,1 @@
+"""The way to MLflow through this service, and what may go it."""

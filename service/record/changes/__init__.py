@@ -1,0 +1,1 @@
+"""What changes an experiment that was posted: control, reopening, retention."""

@@ -1,0 +1,219 @@
+"""Takes up a finished experiment again: to retry failed trials, or with more to do.
+
+Each action is one transaction with its events: trials that have to train further are reopened, and
+the experiment is queued. Its next driver finds them in the ledger. Runs in the service's process.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection, Select
+
+from eigensweep.results.ranking import RANKED
+from eigensweep.search_spaces.extension import describe_extension, is_longer
+from eigensweep.search_spaces.space import Point
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.search_spaces.trial import find_code
+from eigensweep.service.record.changes.control import Control, lock, was_done
+from eigensweep.service.record.changes.posting import check_quotas, extend_row
+from eigensweep.service.record.errors import NothingToDoError
+from eigensweep.service.record.journal import (
+    budget_of,
+    reopen_experiment,
+    reopen_trial,
+    spent_seconds,
+)
+from eigensweep.service.record.sql import database
+from eigensweep.service.record.sql.rows import RowSession
+from eigensweep.service.record.sql.tables import ExperimentRow, TrialRow
+from eigensweep.service.record.sql.walks import choose, is_in, walk
+from eigensweep.workers.shared.messages import ConfigJson
+from eigensweep.workers.shared.states import UNTRAINED, Action
+
+RETRIED, LENGTHENED, RESUMED = "another try", "a longer budget", "the rest of its training"
+"""Why a trial is reopened."""
+
+
+class Reopening(Control):
+    """The part of the record that takes up finished experiments."""
+
+    def retry(self, id: str) -> None:
+        """Retry the failed trials of a finished experiment, from their last commits.
+
+        A cancelled experiment does only that, and ends as cancelled again. A failed one also goes
+        on with its search.
+
+        Raises:
+            ExperimentNotFoundError, WrongStateError: as in `Control`.
+            NothingToDoError: if none has failed, or it may not go on.
+            QuotaExceededError: if its owner may have no further open experiment.
+        """
+        before = self.row(id)
+        was_done(before, "retry")
+        spec = ExperimentSpec.from_stored(before.spec)
+        if spec.scheduler.name == "pbt":
+            raise NothingToDoError(
+                f"the trials of experiment {id} trained as one population (scheduler: pbt), so "
+                f"none is tried again by itself; post it again: eigensweep fork {id}"
+            )
+        configs = self._configure_all(id, spec, _FAILED)
+        database.write(self.url, partial(_retry, before, spec, configs))
+
+    def extend(self, id: str, spec: ExperimentSpec) -> None:
+        """Queue a finished experiment again, with more to do: trials, points, or budget.
+
+        `spec` was checked for itself. With a longer budget the trials that completed train on from
+        their checkpoints. Trials that were cancelled train on in any case.
+
+        Raises:
+            ExperimentNotFoundError, WrongStateError: as in `Control`.
+            SpecError: if `spec` is another experiment, or asks for less.
+            NothingToDoError: if there is nothing more to do, no time left for it, or if the
+                checkpoints are gone from which trials would train on.
+            QuotaExceededError: if its owner may not have it, or not one more.
+        """
+        before = self.row(id)
+        was_done(before, "extend")
+        old = ExperimentSpec.from_stored(before.spec)
+        more = describe_extension(old, spec)
+        if not more and before.state == "completed":
+            raise NothingToDoError(
+                f"experiment {id} is completed, and the spec asks for nothing more; change "
+                "search.trials, limits.trials, the space or training.steps"
+            )
+        further = _LENGTHENED if is_longer(old, spec) else _CANCELLED
+        configs = self._configure_all(id, spec, further)
+        why = more or "the rest of the search"
+        database.write(self.url, partial(_extend, before, spec, configs, further, why))
+
+    def _configure_all(self, id: str, spec: ExperimentSpec, chosen: Select[Any]) -> dict[int, str]:
+        """Return the configurations, as JSON, with which some trials train further.
+
+        They are made before anything is written: that takes longer than to write them.
+        """
+        return database.look(self.url, partial(_configure_chosen, id, spec, chosen))
+
+
+def _configure_chosen(
+    id: str, spec: ExperimentSpec, chosen: Select[Any], connection: Connection
+) -> dict[int, str]:
+    trials = (trial for _, trial in walk(RowSession(connection), chosen, id))
+    return {trial.number: json.dumps(_configure(spec, trial)) for trial in trials}
+
+
+def _lock(
+    rows: RowSession, before: ExperimentRow, action: Action, spec: ExperimentSpec
+) -> ExperimentRow:
+    """Return the row of an experiment that may be taken up again with a spec."""
+    experiment = lock(rows, before.id)
+    was_done(experiment, action)
+    if experiment.edition != before.edition:
+        raise NothingToDoError(f"experiment {before.id} was taken up again in the meantime")
+    _check_time_left(experiment, spec.limits.wall_seconds)
+    check_quotas(rows, [spec], experiment.owner)
+    return experiment
+
+
+def _retry(
+    before: ExperimentRow, spec: ExperimentSpec, configs: dict[int, str], rows: RowSession
+) -> None:
+    experiment = _lock(rows, before, "retry", spec)
+    count = _reopen_failed(rows, experiment, configs)
+    if not count and experiment.state != "failed":
+        raise NothingToDoError(
+            f"experiment {before.id} has no failed trial, so there is nothing to retry; 'extend' "
+            "gives it more to do, and takes up what was cancelled"
+        )
+    experiment.closed = experiment.state == "cancelled"
+    words = f"another try of {count} failed trial{'s' * (count != 1)}"
+    if experiment.kept == "none":
+        words += ", from the start: their checkpoints were removed"
+    reopen_experiment(rows, experiment, words if count else RETRIED)
+
+
+def _extend(
+    before: ExperimentRow,
+    spec: ExperimentSpec,
+    configs: dict[int, str],
+    further: Select[Any],
+    why: str,
+    rows: RowSession,
+) -> None:
+    experiment = _lock(rows, before, "extend", spec)
+    extend_row(experiment, spec)
+    for part, trial in walk(rows, further, before.id):
+        reason = RESUMED if trial.state == "cancelled" else LENGTHENED
+        if reason == LENGTHENED:
+            _check_checkpoints(experiment)
+        reopen_trial(part, experiment, trial, json.loads(configs[trial.number]), reason)
+    experiment.closed = False
+    reopen_experiment(rows, experiment, why)
+
+
+def _configure(spec: ExperimentSpec, trial: TrialRow) -> ConfigJson:
+    """Return a trial's configuration with the budget of a spec, if that is longer.
+
+    Raises:
+        NothingToDoError: if it is, and the checkpoints are of another version.
+    """
+    config = spec.trial(Point(trial.arm, trial.params))
+    code = find_code(config.task.name, config.model.name, now=True)  # what a driver would load
+    config = config.model_copy(update={"code": code})
+    if (config.training.steps or 0) <= trial.steps:
+        return trial.config or {}
+    if config.content_hash() != trial.config_hash:
+        id = trial.experiment_id
+        raise NothingToDoError(
+            f"trial {trial.number} of experiment {id} trained with another version of its model, "
+            "task or trainer, or with other code of the package that brings them, and cannot go "
+            f"on; post it again: eigensweep fork {id}"
+        )
+    content = config.model_dump(mode="json")
+    content["replicates"] = max(config.replicates, trial.replicates or 1)
+    return content
+
+
+def _reopen_failed(rows: RowSession, experiment: ExperimentRow, configs: dict[int, str]) -> int:
+    """Open the failed and stalled trials of an experiment again; return how many there are.
+
+    `configs` has the configurations, as JSON, with which they train. If a trial failed after it was
+    opened again, its earlier result stands and the error is attached: then it is opened for a
+    longer budget only, as a race's driver opens its own.
+    """
+    count = 0
+    for part, trial in walk(rows, _FAILED, experiment.id):
+        content = json.loads(configs[trial.number])
+        if trial.state in UNTRAINED:
+            reopen_trial(part, experiment, trial, content, RETRIED)
+        elif budget_of(content) > trial.steps:
+            reopen_trial(part, experiment, trial, content, LENGTHENED)
+        trial.error = None
+        count += 1
+    return count
+
+
+_FAILED = choose(is_in(UNTRAINED) | (is_in(RANKED) & TrialRow.error.is_not(None)))
+_CANCELLED = choose(is_in(["cancelled"]))
+_LENGTHENED = choose(is_in(["cancelled", *RANKED]))
+
+
+def _check_checkpoints(experiment: ExperimentRow) -> None:
+    if experiment.kept in ("best", "none"):
+        raise NothingToDoError(
+            f"the checkpoints of experiment {experiment.id} were removed (`eigensweep prune`, "
+            f"keep: {experiment.kept}), so its trials cannot train on with a longer budget; post "
+            f"it again, which trains them from the start: eigensweep fork {experiment.id}"
+        )
+
+
+def _check_time_left(experiment: ExperimentRow, limit: float | None) -> None:
+    spent = spent_seconds(experiment, time.time())
+    if limit is not None and spent >= limit:
+        raise NothingToDoError(
+            f"experiment {experiment.id} has used up its limits.wall_seconds ({limit:g}): it has "
+            f"been at work for {spent:.0f} s; extend it with a larger limit, or with null"
+        )

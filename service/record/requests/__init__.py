@@ -1,0 +1,1 @@
+"""What is asked for beside experiments: analyses, reproductions, results of elsewhere."""

@@ -1,0 +1,186 @@
+"""The requested analyses: jobs of the record, whose results are files in the home folder.
+
+Runs in the service's process. A folder below `analyses` in the home folder is named by the digest
+of the request, since an analysis is a pure function of its request. It holds the files that the
+analysis writes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import ClassVar, Final, Literal
+
+from pydantic import JsonValue
+from pydantic.main import IncEx
+
+from eigensweep.analyses import ANALYSES
+from eigensweep.analyses.base import ExperimentSubject, TrialSubject
+from eigensweep.analyses.messages import FILES, RESULT, Outcome
+from eigensweep.service.record.errors import AnalysisNotFoundError
+from eigensweep.service.record.jobs import PATIENCE, AskedJob, Jobs
+from eigensweep.service.record.sql.tables import JobKind
+from eigensweep.workers.shared.durable_files import make_folder
+from eigensweep.workers.shared.states import OPEN_ANALYSES
+
+AnalysisState = Literal["queued", "running", "finished", "failed"]
+
+OptionsJson = dict[str, JsonValue]
+"""The options of an analysis as JSON; its class declares them."""
+RUNS: Final[Mapping[str, IncEx | bool]] = {"run_id": True, "trials": {"__all__": {"run_id"}}}
+"""The MLflow runs of a subject."""
+
+
+@dataclass(frozen=True)
+class AnalysisSpec:
+    """A complete request: options with defaults filled in, and the subject as it was found."""
+
+    name: str
+    options: OptionsJson
+    trial: TrialSubject | None = None
+    experiment: ExperimentSubject | None = None
+
+    @property
+    def id(self) -> str:
+        """The digest of the request, 16 hex digits. The subject's MLflow run is no part of it."""
+        version = {"result_version": ANALYSES[self.name].result_version}
+        text = json.dumps(version | self.to_dict(without=RUNS), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def to_dict(self, without: IncEx | None = None) -> dict[str, object]:
+        """Return it as JSON, the input of its process; `without` names fields of the subject."""
+        subjects = {"trial": self.trial, "experiment": self.experiment}
+        return {
+            "name": self.name,
+            "options": self.options,
+            **{
+                kind: each.model_dump(mode="json", exclude=without) if each else None
+                for kind, each in subjects.items()
+            },
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnalysisRecord(AskedJob):
+    """An analysis: the request, and its state."""
+
+    kind: ClassVar[JobKind] = "analysis"
+    open: ClassVar[Collection[str]] = OPEN_ANALYSES
+    outcomes: ClassVar[Collection[str]] = ("mlflow_run", "mlflow_problem")
+    name: str
+    options: OptionsJson
+    experiment: str | None
+    trial: int | None
+    subject: dict[str, object] = field(default_factory=dict, repr=False)
+    """The trial or the experiment as it was found, under its key in the request."""
+    state: AnalysisState
+    mlflow_run: str | None = None
+    mlflow_problem: str | None = None
+
+
+@dataclass
+class Analyses:
+    """The analyses of a record, and the folder of their files."""
+
+    jobs: Jobs
+    folder: Path
+    has_mlflow: bool = False
+    """Whether finished analyses are sent to MLflow."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, spec: AnalysisSpec) -> tuple[AnalysisRecord, bool]:
+        """Queue an analysis; return it, and whether it was queued.
+
+        The same request gives the same analysis in its present state. It is queued again if it
+        failed, if MLflow has not received it, or if its files were removed.
+
+        Raises:
+            StorageError: if its folder cannot be made.
+        """
+        with self._lock:
+            job = self.jobs.find("analysis", spec.id)
+            earlier = None if job is None else AnalysisRecord.of(job)
+            if earlier is not None and (
+                earlier.state in OPEN_ANALYSES or self._is_complete(earlier)
+            ):
+                return earlier, False
+            make_folder(self.folder / spec.id)
+            subject, content = spec.trial or spec.experiment, spec.to_dict()
+            record = AnalysisRecord(
+                id=spec.id,
+                name=spec.name,
+                options=spec.options,
+                experiment=None if subject is None else subject.experiment,
+                trial=None if spec.trial is None else spec.trial.number,
+                state="queued",
+                created_at=time.time() if earlier is None else earlier.created_at,
+                subject={kind: content[kind] for kind in ("trial", "experiment")},
+            )
+            return self._put(record), True
+
+    def _is_complete(self, record: AnalysisRecord) -> bool:
+        is_delivered = record.mlflow_problem is None or not self.has_mlflow
+        has_files = (self.folder / record.id / RESULT).is_file()
+        return record.state == "finished" and is_delivered and has_files
+
+    def get(self, id: str) -> AnalysisRecord:
+        """Return one analysis.
+
+        Raises:
+            AnalysisNotFoundError: if there is none of this id.
+        """
+        found = self.jobs.find("analysis", id)
+        if found is None:
+            raise AnalysisNotFoundError(f"there is no analysis '{id}'")
+        return AnalysisRecord.of(found)
+
+    def list(self, matches: Callable[[AnalysisRecord], bool]) -> Sequence[AnalysisRecord]:
+        """Return the analyses that match, the newest first."""
+        return list(filter(matches, map(AnalysisRecord.of, self.jobs.list("analysis"))))
+
+    def file(self, id: str, name: str) -> Path:
+        """Return the path of one of `FILES` of a finished analysis.
+
+        Raises:
+            AnalysisNotFoundError: if there is no such analysis or file, or not yet.
+        """
+        record = self.get(id)
+        if name not in FILES:
+            raise AnalysisNotFoundError(
+                f"an analysis has no file '{name}'; it has {', '.join(FILES)}"
+            )
+        if record.state != "finished":
+            raise AnalysisNotFoundError(
+                f"analysis '{record.id}' is {record.state}: it has no files"
+                + (" yet" if record.state != "failed" else "")
+            )
+        path = self.folder / record.id / name
+        if not path.is_file():
+            raise AnalysisNotFoundError(
+                f"the files of analysis '{record.id}' were removed; post its request again"
+            )
+        return path
+
+    def begin(self, record: AnalysisRecord) -> None:
+        """Record that an analysis is running."""
+        self._put(replace(record, state="running", started_at=time.time()))
+
+    def finish(self, id: str, outcome: Outcome) -> AnalysisRecord:
+        """Record the outcome of a running analysis; return its new state."""
+        ended = replace(
+            self.get(id),
+            state="finished" if outcome.error is None else "failed",
+            finished_at=time.time(),
+            error=outcome.error,
+            mlflow_run=outcome.mlflow_run,
+            mlflow_problem=outcome.mlflow_problem,
+        )
+        return self._put(ended, PATIENCE)
+
+    def _put(self, record: AnalysisRecord, patience: float = 0.0) -> AnalysisRecord:
+        return AnalysisRecord.of(self.jobs.put(record.to_job(), patience=patience))

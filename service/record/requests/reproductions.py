@@ -1,0 +1,370 @@
+"""The requested reproductions: jobs of the record, whose reports are files in a folder.
+
+Runs in the service's process. A folder below `reproductions` in the home folder is named by the
+digest of the suite and its budget, and holds the report's files. The experiments are in the record
+of experiments and found again by their idempotency keys, so a reproduction goes on after any stop,
+and suites that share an experiment run it once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Final, Literal, Self
+
+from pydantic import JsonValue
+
+from eigensweep.reports.messages import FILES, JSON, ReportOutcome, Results, Until
+from eigensweep.reports.results import name_file, read_results
+from eigensweep.search_spaces.checks import check_spec
+from eigensweep.search_spaces.errors import SpecError
+from eigensweep.search_spaces.reproductions import Budget, load_suite, make_specs, suite_names
+from eigensweep.search_spaces.sections import ResourcesConfig
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.record.errors import (
+    AlreadyEndedError,
+    ExperimentNotFoundError,
+    ReproductionNotFoundError,
+    WrongStateError,
+)
+from eigensweep.service.record.jobs import PATIENCE, AskedJob, Jobs
+from eigensweep.service.record.record import Record
+from eigensweep.service.record.requests.taking_up import take_up
+from eigensweep.service.record.sql.tables import OPERATOR, JobKind, JobRow
+from eigensweep.workers.shared.durable_files import make_folder
+from eigensweep.workers.shared.states import ENDED
+
+logger = logging.getLogger(__name__)
+
+ReproductionState = Literal["running", "reporting", "finished", "failed", "cancelled"]
+OPEN: Final = ("running", "reporting")
+VERSION: Final = 3
+"""Raised when reports of the same numbers change."""
+
+
+@dataclass(frozen=True)
+class Posted:
+    """An experiment of a reproduction: its id, or why it cannot run on this service."""
+
+    id: str | None
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """An analysis of a reproduction: its id, or why it cannot be made."""
+
+    label: str
+    repeat: int
+    id: str | None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReproductionRecord(AskedJob):
+    """A reproduction and its state; its owner is the user who opened it."""
+
+    kind: ClassVar[JobKind] = "reproduction"
+    open: ClassVar[Collection[str]] = OPEN
+    outcomes: ClassVar[Collection[str]] = ("verdict", "words", "mlflow_problem")
+    name: str
+    budget: Budget
+    state: ReproductionState
+    owner: str = OPERATOR
+    experiments: dict[str, Posted]
+    first: dict[str, Posted] = field(default_factory=dict)
+    """Those before seeds were added: others have the trials alone that the primary claim compares.
+    Empty while none were."""
+    analyses: tuple[Wanted, ...] | None = None
+    """None before they are asked for."""
+    verdict: str | None = None
+    words: str | None = None
+    mlflow_problem: str | None = None
+    until: Until | None = None
+    """None: the number of seeds is fixed."""
+    resources: dict[str, JsonValue] | None = None
+    """What a trial occupies; None: what the suite says."""
+
+    def make_specs(self, added: int) -> dict[str, ExperimentSpec]:
+        """Return its experiments by their labels, with so many seeds added."""
+        return make_specs(self.name, self.budget, added, read_resources(self.resources))
+
+    @property
+    def added(self) -> int:
+        """Seeds that were added until the primary claim was decided."""
+        return 0 if self.until is None else self.until.added
+
+    @property
+    def posted(self) -> set[Posted]:
+        """All of its experiments."""
+        return {*self.first.values(), *self.experiments.values()}
+
+    @classmethod
+    def of(cls, job: JobRow) -> Self:
+        read = super().of(job)
+        asked: Any = read.analyses
+        until: Any = read.until
+        return replace(
+            read,
+            experiments=_read_posted(read.experiments),
+            first=_read_posted(read.first),
+            analyses=None if asked is None else tuple(Wanted(**each) for each in asked),
+            until=until and Until(**{**until, "looks": tuple(until["looks"])}),
+        )
+
+
+def _read_posted(stored: Any) -> dict[str, Posted]:
+    return {label: Posted(**each) for label, each in stored.items()}
+
+
+@dataclass
+class Reproductions:
+    """The reproductions of a record, and the folder of their reports."""
+
+    jobs: Jobs
+    folder: Path
+    record: Record
+    corpora: Path
+    results: Path | None = None
+    """Folder of results of other machines; None: there are none."""
+    storage: str = ""
+    """Folder of checkpoints and curves."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(
+        self,
+        name: str,
+        budget: Budget,
+        owner: str = OPERATOR,
+        until: Until | None = None,
+        resources: ResourcesConfig | None = None,
+    ) -> tuple[ReproductionRecord, bool]:
+        """Open a reproduction and queue its experiments; return it, and whether it was opened.
+
+        With `until`, seeds are added until the primary claim is decided. If it was decided before
+        within other limits, it goes on from the seeds that exist. `resources` are those of a trial;
+        None: those that the suite names.
+
+        The same request gives the same reproduction. It is opened again if it failed or was
+        cancelled, if an experiment of it did, or if its report was removed; what has finished is
+        not run again.
+
+        Raises:
+            UnknownSuiteError: if there is no suite of this name.
+            QuotaExceededError: if the owner may not have its experiments.
+            StorageError: if it cannot be written to the folder, or results that are taken up to
+                the store.
+        """
+        id = make_id(name, budget, until, resources)
+        with self._lock:
+            job = self.jobs.find("reproduction", id)
+            earlier = None if job is None else ReproductionRecord.of(job)
+            if earlier is not None and earlier.until is not None and until is not None:
+                until = replace(until, looks=earlier.until.looks)
+            if earlier is not None and (
+                earlier.state in OPEN or (self._is_complete(earlier) and earlier.until == until)
+            ):
+                return earlier, False
+            specs = make_specs(name, budget, resources=resources)
+            first = dict[str, ExperimentSpec]()
+            if until is not None and until.added:
+                specs, first = make_specs(name, budget, until.added, resources), specs
+            self.record.check_quotas([*first.values(), *specs.values()], owner)
+            self._take_up(name, budget)
+            opened = ReproductionRecord(
+                id=id,
+                name=name,
+                budget=budget,
+                state="running",
+                created_at=time.time() if earlier is None else earlier.created_at,
+                experiments=self._post_all(specs, owner),
+                first=self._post_all(first, owner),
+                owner=owner,
+                until=until,
+                resources=None
+                if resources is None
+                else resources.model_dump(mode="json", exclude_unset=True),
+            )
+            make_folder(self.folder / id)
+            self.jobs.put(opened.to_job())
+        return opened, True
+
+    def _take_up(self, name: str, budget: Budget) -> None:
+        """Record the results of other machines for this suite, so that they are not trained again.
+
+        Raises:
+            StorageError: if they cannot be written to the store.
+        """
+        for each in filter(None, (name, load_suite(name).same_as)):
+            found = self.find_results(each, budget)
+            if found is not None:
+                take_up(self.record.url, found, self.storage)
+
+    def find_results(self, name: str, budget: Budget) -> Results | None:
+        """Return the results of other machines for a suite; None if there are none.
+
+        A file that cannot be read counts as none, with a warning: its trials are trained here.
+        """
+        if self.results is None:
+            return None
+        path = self.results / name_file(name, budget)
+        try:
+            return read_results(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            logger.warning("results are not taken up path=%s: %s", path, error)
+            return None
+
+    def _is_complete(self, found: ReproductionRecord) -> bool:
+        if found.state != "finished" or not (self.folder / found.id / JSON).is_file():
+            return False
+        return self.has_trained(found)
+
+    def has_trained(self, found: ReproductionRecord) -> bool:
+        """Return whether all experiments of a reproduction are completed."""
+        if any(each.id is None for each in found.posted):
+            return False  # a corpus that was missing may have come
+        ids = [each.id for each in found.posted if each.id]
+        try:
+            return all(self.record.row(id).state == "completed" for id in ids)
+        except ExperimentNotFoundError:  # it was deleted
+            return False
+
+    def _post_all(self, specs: Mapping[str, ExperimentSpec], owner: str) -> dict[str, Posted]:
+        return {label: self._post(spec, owner) for label, spec in specs.items()}
+
+    def _post(self, spec: ExperimentSpec, owner: str) -> Posted:
+        """Queue an experiment, or find the same one; one that failed is queued once more."""
+        try:
+            check_spec(spec, self.corpora)
+        except SpecError as error:
+            return Posted(None, str(error))
+        attempt = 0
+        while True:
+            row, _ = self.record.add(spec, f"reproduction-{digest(spec)}-{attempt}", owner)
+            if row.state not in ENDED - {"completed"}:
+                return Posted(row.id)
+            attempt += 1
+
+    def get(self, id: str) -> ReproductionRecord:
+        """Return one reproduction.
+
+        Raises:
+            ReproductionNotFoundError: if there is none of this id.
+        """
+        found = self.jobs.find("reproduction", id)
+        if found is None:
+            raise ReproductionNotFoundError(f"there is no reproduction '{id}'")
+        return ReproductionRecord.of(found)
+
+    def list(self, states: Sequence[str] = ()) -> Sequence[ReproductionRecord]:
+        """Return those in one of the states (default: all), by name, then by age."""
+        found = map(ReproductionRecord.of, self.jobs.list("reproduction", states))
+        places = {name: place for place, name in enumerate(suite_names())}
+        return sorted(
+            found, key=lambda each: (places.get(each.name, 0), each.budget, each.created_at)
+        )
+
+    def file(self, id: str, name: str) -> Path:
+        """Return the path of one of the report's files.
+
+        Raises:
+            ReproductionNotFoundError: if there is no such reproduction or file, or not yet.
+        """
+        found = self.get(id)
+        path = self.folder / id / name
+        if name not in FILES or found.state != "finished" or not path.is_file():
+            raise ReproductionNotFoundError(
+                f"reproduction '{id}' is {found.state}: it has no file '{name}'"
+                + (" yet" if found.state in OPEN else f"; reports have {', '.join(FILES)}")
+            )
+        return path
+
+    def cancel(self, id: str, may_cancel: Callable[[str], bool]) -> ReproductionRecord:
+        """Cancel a reproduction and its experiments that are not over.
+
+        `may_cancel` says of an experiment's owner whether it is cancelled, too.
+
+        Raises:
+            ReproductionNotFoundError: if there is none of this id.
+            AlreadyEndedError: if it is over.
+        """
+        found = self.get(id)
+        if found.state == "cancelled":
+            return found
+        if found.state not in OPEN:
+            raise AlreadyEndedError(f"reproduction {id} is over: it has {found.state}")
+        for each in found.posted:
+            with suppress(WrongStateError, ExperimentNotFoundError):
+                if each.id is not None and may_cancel(self.record.row(each.id).owner):
+                    self.record.cancel(each.id)
+        return self.change(found, state="cancelled", finished_at=time.time())
+
+    def change(
+        self, found: ReproductionRecord, patience: float = 0.0, **changes: Any
+    ) -> ReproductionRecord:
+        """Replace fields of a reproduction and write it; one that was cancelled stays so."""
+        changed = replace(found, **changes).to_job()
+        return ReproductionRecord.of(self.jobs.put(changed, "cancelled", patience))
+
+    def finish(self, found: ReproductionRecord, outcome: ReportOutcome) -> ReproductionRecord:
+        """Record how the report of a reproduction ended."""
+        return self.change(
+            found,
+            PATIENCE,
+            state="finished" if outcome.error is None else "failed",
+            finished_at=time.time(),
+            verdict=outcome.verdict,
+            words=outcome.words,
+            error=outcome.error,
+            mlflow_problem=outcome.mlflow_problem,
+        )
+
+    def widen(self, found: ReproductionRecord, added: int) -> ReproductionRecord:
+        """Queue the experiments of its primary claim with `added` more seeds.
+
+        Trained seeds are taken over.
+        """
+        specs = found.make_specs(added)
+        return self.change(
+            found,
+            state="running",
+            until=(found.until or Until()).after(added),
+            experiments=self._post_all(specs, found.owner),
+            first=found.first or found.experiments,
+            analyses=None,
+        )
+
+
+def read_resources(stored: Mapping[str, JsonValue] | None) -> ResourcesConfig | None:
+    """Return what a trial of a stored reproduction occupies; None: what its suite says."""
+    return None if stored is None else ResourcesConfig.model_validate(stored)
+
+
+def make_id(
+    name: str, budget: Budget, until: Until | None, resources: ResourcesConfig | None
+) -> str:
+    """Return the digest of a suite with its experiments, 16 hex digits."""
+    content = [VERSION, name, budget, load_suite(name).model_dump(mode="json")]
+    if until is not None:  # whatever its limits are, so that others go on with its seeds
+        content.append("until decided")
+    specs = make_specs(name, budget, resources=resources)
+    return _digest([*content, *((label, digest(spec)) for label, spec in specs.items())])
+
+
+def digest(spec: ExperimentSpec) -> str:
+    """Return the digest of a spec, 16 hex digits."""
+    return _digest(spec.model_dump(mode="json"))
+
+
+def _digest(content: Iterable[Any]) -> str:
+    text = json.dumps(content, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,390 @@
+"""Connections to the record's database, and transactions that wait while it is locked or away.
+
+Runs in the service's process and in every driver's.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import lru_cache, partial, wraps
+from typing import Concatenate, Final, Literal, ParamSpec, Protocol, TypeVar
+
+from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.orm import Session
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception,
+    stop_before_delay,
+    wait_exponential,
+)
+
+from eigensweep.service.record.sql import rows
+from eigensweep.service.record.sql.rows import RowSession
+from eigensweep.service.settings import name_driver
+
+logger = logging.getLogger(__name__)
+
+BUSY_SECONDS = 20
+"""How long SQLite itself waits for another writer."""
+FIRST_PAUSE: Final = 0.1
+LONGEST_PAUSE: Final = 10.0
+
+MANY: Final = (10, 30)
+FEW: Final = (2, 3)
+"""Connections that a process keeps to PostgreSQL, and how many more it opens for a moment: the
+service, and each driver. `postgresql.maxConnections` of the chart counts with them."""
+
+MISSING_IN_POSTGRESQL: Final = {"3F000", "42P01", "42703"}
+"""SQLSTATE of a schema, a table or a column that does not exist."""
+MISSING_IN_SQLITE: Final = re.compile("no such (table|column)|has no column named")
+DAMAGED_IN_POSTGRESQL: Final = {"XX001", "XX002"}
+"""SQLSTATE of damaged data and of a damaged index."""
+DAMAGED_IN_SQLITE: Final = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
+
+P = ParamSpec("P")
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+class HasUrl(Protocol):
+    """What reads and writes the database at a URL.
+
+    While it is away, it is tried again for `patience` seconds.
+    """
+
+    @property
+    def url(self) -> str: ...
+    @property
+    def patience(self) -> float: ...
+
+
+H = TypeVar("H", bound=HasUrl)
+
+
+class AtDatabase:
+    """The same, where nothing is tried again."""
+
+    patience = 0.0
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+
+Mode = Literal["reads", "writes", "writes_relaxed"]
+"""What a transaction does. A relaxed write is on SQLite's disk as soon as the next full one is."""
+
+_few: Final[set[str]] = set()
+_damage: Final[dict[str, str]] = {}
+"""What was seen of damage, by the URL of the database. It stays until the process ends."""
+
+_BEGIN, _BEGIN_IMMEDIATE = text("BEGIN"), text("BEGIN IMMEDIATE")
+_SYNC, _SYNC_LATER = text("PRAGMA synchronous=FULL"), text("PRAGMA synchronous=NORMAL")
+
+
+class WrongSchemaError(SQLAlchemyError):
+    """The database lacks a table or a column of this version; waiting does not help."""
+
+    def __init__(self, url: str, error: DBAPIError) -> None:
+        place = make_url(url).render_as_string(hide_password=True)
+        what = str(error.orig).split("\n", 1)[0]
+        super().__init__(
+            f"the record at {place} has not the schema of this version of Eigensweep ({what}): "
+            "start `eigensweep serve` with this database, which brings its schema up to date, or "
+            "set EIGENSWEEP_HOME or EIGENSWEEP_DATABASE_URL to another place"
+        )
+
+
+@lru_cache(maxsize=64)
+def engine(url: str) -> Engine:
+    """Return this process's engine for a database, made at the first call."""
+    parsed = make_url(name_driver(url))
+    if parsed.get_backend_name() != "sqlite":
+        size, more = FEW if url in _few else MANY
+        return create_engine(
+            parsed,
+            pool_pre_ping=True,
+            pool_size=size,
+            max_overflow=more,
+            pool_timeout=10,
+            connect_args={"connect_timeout": 5},
+        )
+    made = create_engine(
+        parsed, pool_size=10, max_overflow=30, connect_args={"timeout": BUSY_SECONDS}
+    )
+    event.listen(made, "connect", _set_up_sqlite)
+    event.listen(made, "begin", _begin_sqlite)
+    return made
+
+
+def hold_few_connections(url: str) -> None:
+    """Let this process have few connections to a PostgreSQL at a time; whoever needs one waits."""
+    _few.add(url)
+
+
+@lru_cache(maxsize=64)
+def writers_turn(url: str) -> AbstractContextManager[object]:
+    """Return the lock of writers: with SQLite one thread of a process writes at a time.
+
+    SQLite has no queue of writers. One that waits asks again every 100 ms, and can find the
+    database locked by others each time until it gives up.
+    """
+    return threading.Lock() if takes_turns(url) else nullcontext()
+
+
+@lru_cache(maxsize=64)
+def takes_turns(url: str) -> bool:
+    """Return whether one thread of a process writes at a time: with SQLite, and no other."""
+    return make_url(url).get_backend_name() == "sqlite"
+
+
+def _set_up_sqlite(connection: sqlite3.Connection, _: object) -> None:
+    connection.isolation_level = None  # pysqlite must not begin transactions behind our back
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA foreign_keys=ON")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    # A transaction that will write takes its lock at once: one that reads first and then finds
+    # another writer before it would fail without waiting.
+    mode: Mode = connection.get_execution_options().get("mode", "reads")
+    if mode == "reads":
+        rows.execute(connection, _BEGIN)
+        return
+    if connection.info.get("mode") != mode:
+        rows.execute(connection, _SYNC if mode == "writes" else _SYNC_LATER)
+        connection.info["mode"] = mode
+    rows.execute(connection, _BEGIN_IMMEDIATE)
+
+
+def is_away(error: BaseException) -> bool:
+    """Return whether the database was locked, full or out of reach, so that trying again helps."""
+    if isinstance(error, PoolTimeoutError):
+        return True
+    if isinstance(error, DBAPIError) and error.connection_invalidated:
+        return True
+    if isinstance(error, OperationalError | InterfaceError):
+        # SQLite reports wrong SQL as an OperationalError, too; any other name is about the file.
+        return getattr(error.orig, "sqlite_errorname", None) != "SQLITE_ERROR"
+    return False
+
+
+def is_damaged(error: BaseException) -> bool:
+    """Return whether the database says that its files hold nonsense; waiting does not help."""
+    if not isinstance(error, DBAPIError):
+        return False
+    if getattr(error.orig, "sqlite_errorname", "").startswith(DAMAGED_IN_SQLITE):
+        return True
+    return getattr(error.orig, "sqlstate", None) in DAMAGED_IN_POSTGRESQL
+
+
+def find_damage(url: str) -> str | None:
+    """Return what this process has seen of damage in a database, None if it has seen none."""
+    return _damage.get(url)
+
+
+def look_for_damage(url: str) -> None:
+    """Have SQLite read the whole database; afterwards `find_damage` returns what it found.
+
+    PostgreSQL has checksums of its own, and says what is damaged when it reads it.
+    """
+    if not takes_turns(url):
+        return
+    with suppress(SQLAlchemyError):  # damage is noted; what is away is told by whoever asks next
+        words = look(url, lambda connection: connection.scalar(text("PRAGMA quick_check(1)")))
+        if words != "ok":
+            _note_damage(url, words)
+
+
+def look_for_damage_soon(url: str) -> None:
+    """Do it in a thread of its own: a large record takes a while."""
+    threading.Thread(target=look_for_damage, args=[url], name="check", daemon=True).start()
+
+
+def explain_damage(url: str, what: object) -> str:
+    """Return the words for a person whose record is damaged."""
+    place = make_url(url).render_as_string(hide_password=True)
+    return (
+        f"the record at {place} is damaged ({what}): stop the service and restore a backup with "
+        "`eigensweep restore`"
+    )
+
+
+def _note_damage(url: str, what: object) -> None:
+    if url not in _damage:
+        _damage[url] = explain_damage(url, what)
+        logger.error("%s", _damage[url])
+
+
+def lacks_schema(error: DBAPIError) -> bool:
+    """Return whether the database lacks a table or a column that was asked for."""
+    if isinstance(error.orig, sqlite3.Error):
+        return MISSING_IN_SQLITE.search(str(error.orig)) is not None
+    return getattr(error.orig, "sqlstate", None) in MISSING_IN_POSTGRESQL
+
+
+def read(url: str, work: Callable[[Session], T], patience: float = 0.0) -> T:
+    """Return `work(session)`, which only reads; tried again, and refused, as in `write`."""
+    return _persist(url, work, patience, _open_session, "reads")
+
+
+def look(url: str, work: Callable[[Connection], T], patience: float = 0.0) -> T:
+    """Return `work(connection)`, the same as `read`, for a single statement."""
+    return _persist(url, work, patience, _open_connection, "reads")
+
+
+def write(url: str, work: Callable[[RowSession], T], patience: float = 0.0) -> T:
+    """Return `work(rows)`, committed as one transaction.
+
+    While the database is away it is tried again, for `patience` seconds. So `work` may run more
+    than once, even after a commit whose answer was lost.
+
+    Raises:
+        WrongSchemaError: if a table or column is missing; this is never waited for.
+    """
+    return _persist(url, work, patience, _open_rows, "writes")
+
+
+def transaction(
+    method: Callable[Concatenate[H, RowSession, P], T],
+) -> Callable[Concatenate[H, P], T]:
+    """Make a method that is given rows one that is a transaction of its own, as in `write`."""
+
+    @wraps(method)
+    def call(self: H, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return write(self.url, lambda it: method(self, it, *args, **kwargs), self.patience)
+
+    return call
+
+
+def reading(
+    method: Callable[Concatenate[H, Session, P], T],
+) -> Callable[Concatenate[H, P], T]:
+    """Do the same for what only reads, with a session, as in `read`."""
+
+    @wraps(method)
+    def call(self: H, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return read(self.url, lambda it: method(self, it, *args, **kwargs), self.patience)
+
+    return call
+
+
+def write_relaxed(url: str, work: Callable[[RowSession], T], patience: float = 0.0) -> T:
+    """Do the same as `write`; with SQLite, without waiting for the disk.
+
+    If the machine loses its power at once, what was written may be lost, but never without all that
+    was written after it. Nothing is lost if the process dies. So this is for what nobody relies on
+    before the next transaction that writes. PostgreSQL's server may die alone, and whoever wrote to
+    it lives on: there the disk is waited for.
+    """
+    return _persist(url, work, patience, _open_rows, "writes_relaxed")
+
+
+def write_each(url: str, works: Sequence[Callable[[RowSession], T]]) -> list[T]:
+    """Return what each of `works` returns, one after another in one transaction.
+
+    Each sees what those before it have written. If one raises, nothing of any stays.
+    """
+    return _persist(url, partial(_do_each, works), 0.0, _begin, "writes")
+
+
+def _do_each(works: Sequence[Callable[[RowSession], T]], connection: Connection) -> list[T]:
+    answers = []
+    for each in works:
+        session = RowSession(connection)
+        answers.append(each(session))
+        session.flush()
+    return answers
+
+
+def _persist(
+    url: str,
+    work: Callable[[S], T],
+    patience: float,
+    begin: Callable[[Engine], AbstractContextManager[S]],
+    mode: Mode,
+) -> T:
+    try:  # nearly always this is all: making a `Retrying` would be a good part of the cost
+        return _transact(url, work, begin, mode)
+    except Exception as error:
+        if patience <= 0 or not is_away(error):
+            raise
+    return _retry_for(patience)(_transact, url, work, begin, mode)
+
+
+def _retry_for(patience: float) -> Retrying:
+    """Return what calls a function again while the database is away, for `patience` seconds."""
+    return Retrying(
+        retry=retry_if_exception(is_away),
+        stop=stop_before_delay(patience),
+        wait=wait_exponential(multiplier=FIRST_PAUSE, max=LONGEST_PAUSE),
+        before_sleep=_log_away,
+        reraise=True,
+    )
+
+
+def _transact(
+    url: str,
+    work: Callable[[S], T],
+    begin: Callable[[Engine], AbstractContextManager[S]],
+    mode: Mode,
+) -> T:
+    turn = nullcontext() if mode == "reads" else writers_turn(url)
+    with _say_what_lacks(url), turn, begin(_bound(url, mode)) as session:
+        return work(session)
+
+
+@contextmanager
+def _open_session(bound: Engine) -> Iterator[Session]:
+    with Session(bound, expire_on_commit=False) as session, session.begin():
+        yield session
+
+
+@contextmanager
+def _open_rows(bound: Engine) -> Iterator[RowSession]:
+    with bound.begin() as connection:
+        session = RowSession(connection)
+        yield session
+        session.flush()
+
+
+def _begin(bound: Engine) -> AbstractContextManager[Connection]:
+    return bound.begin()
+
+
+@contextmanager
+def _open_connection(bound: Engine) -> Iterator[Connection]:
+    with bound.connect() as connection:
+        yield connection
+
+
+@lru_cache(maxsize=128)
+def _bound(url: str, mode: Mode) -> Engine:
+    """Return the engine, as it begins transactions of a mode."""
+    return engine(url) if mode == "reads" else engine(url).execution_options(mode=mode)
+
+
+@contextmanager
+def _say_what_lacks(url: str) -> Iterator[None]:
+    """Raise WrongSchemaError in place of an error that says that a table or column is missing."""
+    try:
+        yield
+    except DBAPIError as error:
+        if lacks_schema(error):
+            raise WrongSchemaError(url, error) from error
+        if is_damaged(error):
+            _note_damage(url, error.orig)
+        raise
+
+
+def _log_away(state: RetryCallState) -> None:
+    error = None if state.outcome is None else state.outcome.exception()
+    waited = state.seconds_since_start
+    logger.warning("database away, trying again waited=%.1f error=%s", waited or 0.0, error)

@@ -1,0 +1,1 @@
+"""Who posts, what they used and may use, and who did what."""

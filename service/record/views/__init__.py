@@ -1,0 +1,1 @@
+"""What is read of experiments and trials, for lists and pages."""

@@ -1,0 +1,93 @@
+"""Which trials use the cluster, and which experiments wait for it, each read by an index.
+
+Runs in the service's process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session, defer
+
+from eigensweep.service.record.sql import database
+from eigensweep.service.record.sql.tables import AttemptRow, ExperimentRow, TrialRow
+from eigensweep.service.record.views.queries import count_states
+from eigensweep.workers.shared.states import DRIVEN, ENDED, EXPERIMENT_STATES
+
+WAITING = tuple(s for s in EXPERIMENT_STATES if s not in {*DRIVEN, *ENDED, "deleting"})
+"""The states of experiments that are not over and have no driver."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """A trial that has a process, with its experiment."""
+
+    trial: TrialRow
+    attempt: AttemptRow | None
+    """None: it has no process yet."""
+    experiment: ExperimentRow
+
+
+@dataclass(frozen=True)
+class Activity:
+    """Running trials and open experiments."""
+
+    uses: list[Use]
+    running: int
+    """How many trials have a process; `uses` may have fewer."""
+    experiments: list[tuple[ExperimentRow, int]]
+    """The experiments with a driver, then the first ones without, each with its number of waiting
+    trials.
+
+    They come in the order of their priorities, without their specs."""
+    waiting: int
+    """How many open experiments have no driver; `experiments` may have fewer."""
+
+
+def read_activity(url: str, uses: int, waiting: int) -> Activity:
+    """Return at most so many trials that have a process, and experiments that are not over.
+
+    Of these all that are driven, and at most `waiting` of the others.
+    """
+    return database.read(url, partial(_read_activity, uses, waiting))
+
+
+def _read_activity(uses: int, waiting: int, session: Session) -> Activity:
+    training = (
+        select(TrialRow, AttemptRow, ExperimentRow)
+        .join(ExperimentRow, ExperimentRow.id == TrialRow.experiment_id)
+        .outerjoin(
+            AttemptRow,
+            (AttemptRow.experiment_id == TrialRow.experiment_id)
+            & (AttemptRow.number == TrialRow.number)
+            & (AttemptRow.attempt == TrialRow.attempt),
+        )
+        .where(TrialRow.state == "running")
+        .options(
+            defer(TrialRow.config, raiseload=True),
+            defer(TrialRow.result, raiseload=True),
+            defer(ExperimentRow.spec, raiseload=True),
+        )
+        .order_by(TrialRow.experiment_id, TrialRow.number)
+        .limit(uses)
+    )
+    running = select(func.count()).select_from(TrialRow).where(TrialRow.state == "running")
+    heads = (
+        select(ExperimentRow)
+        .options(defer(ExperimentRow.spec, raiseload=True))
+        .order_by(ExperimentRow.priority.desc(), ExperimentRow.created_at, ExperimentRow.id)
+    )
+    others = ExperimentRow.state.in_(WAITING)
+    rows = [
+        *session.scalars(heads.where(ExperimentRow.state.in_(DRIVEN))),
+        *session.scalars(heads.where(others).limit(waiting)),
+    ]
+    counts = count_states(session, [row.id for row in rows])
+    return Activity(
+        [Use(*row) for row in session.execute(training)],
+        session.scalars(running).one(),
+        [(r, c.trials if (c := counts[r.id].get("waiting")) else 0) for r in rows],
+        session.scalars(select(func.count()).select_from(ExperimentRow).where(others)).one(),
+    )

@@ -1,0 +1,1 @@
+"""Where trials may go: room, demand, fair shares, cordoned and draining nodes, corpora."""

@@ -1,0 +1,1 @@
+"""What is tried next: configurations, samplers, studies in memory, populations, leaders."""

@@ -1,0 +1,144 @@
+"""Which configurations were tried, and which one comes next: by the search's method, then the rest.
+
+No ledger here: the sweep records what is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from eigensweep.search_spaces.sequences import quasi_random
+from eigensweep.search_spaces.space import Point, Scalar
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.workers.driver.digests import Digests, digest
+from eigensweep.workers.driver.search.study import Draw, Study
+from eigensweep.workers.shared.ledger import TrialEntry
+
+ASKS = 10
+"""How often a sampler is asked again after it gave a point that was tried already."""
+
+RANDOM_ASKS = 200
+"""How often points are then drawn at random, where the space has no list of all its points; and how
+many points of a quasi-random sequence in a row may give no new trial."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A point that was not tried before."""
+
+    point: Point
+    draw: Draw | None
+    """The sampler's draw, which must be told the outcome; None: no sampler drew the point."""
+    config: TrialConfig | None
+    """None: the point is no valid configuration."""
+    name: str
+    """The `content_hash` of the configuration."""
+    error: str = ""
+    """Why it is not valid."""
+
+
+class Configurations:
+    """The points and configurations of one experiment, from the first to the last."""
+
+    def __init__(self, spec: ExperimentSpec, study: Study) -> None:
+        self._spec, self._study = spec, study
+        self.space = spec.space()
+        self._walked = 0
+        self._is_spread = spec.search.method == "qmc" or spec.is_sampled
+        self._sequence = quasi_random(self.space, spec.search.seed)
+        self._misses = 0
+        """Points of the sequence since the last that became a trial."""
+        self._points, self._identities = Digests(), Digests()
+        self._unmet: set[int] = set()
+        """Trials of earlier drivers that the sequence has not reached again."""
+
+    def __len__(self) -> int:
+        """Return how many valid configurations were found."""
+        return len(self._identities)
+
+    def take_up(self, entry: TrialEntry) -> None:
+        """Note a trial of an earlier driver."""
+        point = _key(Point(entry.arm, entry.params))
+        self._points.add(point)
+        if entry.state != "invalid":
+            if self._is_spread:
+                self._unmet.add(point)
+            config = TrialConfig.from_dict(entry.config)
+            self._identities.add(_identity(config, config.content_hash()))
+
+    def find(self) -> Iterator[Found]:
+        """Yield new points, invalid ones among them, until one is taken or there are no more.
+
+        A sampler is told of each of its points that is not new. A caller that takes a valid point
+        stops iterating.
+        """
+        for point, draw in self._candidates():
+            found = self._look_at(point, draw)
+            if found is not None:
+                if found.config is not None:
+                    self._misses = 0
+                yield found
+            if draw is not None and (found is None or found.config is None):
+                self._study.discard(draw)
+
+    def _candidates(self) -> Iterator[tuple[Point, Draw | None]]:
+        """Yield points until one is taken: the method's first, then whatever is left."""
+        size = self.space.count()
+        if self._is_spread:
+            yield from ((point, None) for point in self._follow_sequence())
+        elif self._spec.search.method != "grid":
+            for ask in range(ASKS if size is not None else ASKS + RANDOM_ASKS):
+                draw = self._study.draw(at_random=ask >= ASKS)
+                yield draw.point, draw
+        while size is not None and self._walked < size:
+            self._walked += 1
+            yield self.space.point(self._walked - 1), None
+
+    def _follow_sequence(self) -> Iterator[Point]:
+        """Yield points of the quasi-random sequence until `RANDOM_ASKS` in a row were none."""
+        while self._misses < RANDOM_ASKS:
+            point = next(self._sequence)
+            self._misses += 1
+            if _key(point) in self._unmet:  # as an earlier driver went on from here
+                self._unmet.remove(_key(point))
+                self._misses = 0
+            else:
+                yield point
+
+    def _look_at(self, point: Point, draw: Draw | None) -> Found | None:
+        """Return a point with its configuration; None: one or the other was tried already."""
+        if _key(point) in self._points:
+            return None
+        self._points.add(_key(point))
+        try:
+            config = self._spec.trial(point)
+        except ValueError as refusal:
+            return Found(point, draw, None, "", str(refusal))
+        name = config.content_hash()
+        identity = _identity(config, name)
+        if identity in self._identities:
+            return None
+        self._identities.add(identity)
+        return Found(point, draw, config, name)
+
+
+def _key(point: Point) -> int:
+    """Return what tells the points of an experiment apart."""
+    return digest(point.arm, *(f"{path}={_plain(v)!r}" for path, v in sorted(point.params.items())))
+
+
+def _identity(config: TrialConfig, name: str) -> int:
+    """Return what tells the configurations of an experiment apart.
+
+    `name` is the configuration's `content_hash`.
+    """
+    return digest(name, str(config.training.steps))
+
+
+def _plain(value: Scalar) -> Scalar:
+    """Return a value so that equal ones look equal: a whole number as an integer."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value

@@ -1,0 +1,118 @@
+"""An experiment as a study in a journal of Optuna's, for people with Optuna's tools."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.storages import JournalStorage
+from optuna.storages.journal import BaseJournalBackend
+from optuna.trial import FrozenTrial, TrialState
+
+from eigensweep.results.pareto import read_goals
+from eigensweep.results.ranking import OBJECTIVE
+from eigensweep.search_spaces.space import Space
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.workers.driver.search.samplers import quiet
+from eigensweep.workers.driver.search.study import DIRECTIONS, STATES, make_distribution
+from eigensweep.workers.shared.ledger import TrialEntry
+
+Times = Mapping[int, tuple[float | None, float | None]]
+"""When each trial began and ended, in seconds since 1970, by its number."""
+
+
+class _Lines(BaseJournalBackend):
+    """The lines of a journal, in memory: a file would be synced for each trial."""
+
+    def __init__(self) -> None:
+        self.logs: list[dict[str, object]] = []
+
+    def read_logs(self, log_number_from: int) -> Iterator[dict[str, object]]:
+        yield from self.logs[log_number_from:]
+
+    def append_logs(self, logs: list[dict[str, object]]) -> None:
+        self.logs += logs
+
+
+def export_study(
+    experiment: str, spec: ExperimentSpec, entries: Iterable[TrialEntry], times: Times
+) -> bytes:
+    """Return the content of a file that `optuna-dashboard` and `JournalStorage` open.
+
+    It holds one study with all arms. A trial's arm, outcome and number are attributes, and its rung
+    reports are intermediate values, where there is one objective. A parameter that is not the same
+    in all arms has the arm's name before its own. Points that no config accepts are left out.
+    """
+    lines, goals = _Lines(), spec.goals()
+    study = optuna.create_study(
+        study_name=f"{spec.name} ({experiment})",
+        storage=JournalStorage(lines),
+        directions=[DIRECTIONS[goal.better] for goal in goals],
+    )
+    with quiet():
+        study.set_metric_names([goal.name for goal in goals])
+    study.set_user_attr("experiment", experiment)
+    axes = _name_axes(spec.space())
+    names = [goal.name for goal in goals]
+    for entry in entries:
+        if entry.state != "invalid":
+            study.add_trial(_make_trial(entry, axes[entry.arm], names, times))
+    return b"".join(json.dumps(log, separators=(",", ":")).encode() + b"\n" for log in lines.logs)
+
+
+def _name_axes(space: Space) -> dict[str, dict[str, tuple[str, BaseDistribution]]]:
+    """Return name and description of each parameter, by arm and path."""
+    found = {
+        arm: {path: make_distribution(axis) for path, axis in space.axes(arm).items()}
+        for arm in space.arms
+    }
+
+    def name(arm: str, path: str) -> str:
+        others = (axes[path] for axes in found.values() if path in axes)
+        return path if all(other == found[arm][path] for other in others) else f"{arm}:{path}"
+
+    return {
+        arm: {path: (name(arm, path), axis) for path, axis in axes.items()}
+        for arm, axes in found.items()
+    }
+
+
+def _make_trial(
+    entry: TrialEntry,
+    axes: Mapping[str, tuple[str, BaseDistribution]],
+    goals: list[str],
+    times: Times,
+) -> FrozenTrial:
+    reports = {step: told[OBJECTIVE] for step, told in entry.reports.items() if OBJECTIVE in told}
+    reports = dict(sorted(reports.items())) if len(goals) == 1 else {}
+    state = STATES.get(entry.state, TrialState.RUNNING)  # type: ignore[arg-type]
+    values = read_goals(goals, entry.result) if entry.result else [None]
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    if state == TrialState.COMPLETE and len(known) < len(goals):
+        state = TrialState.FAIL
+    if state == TrialState.PRUNED:
+        known = [*reports.values()][-1:]
+    began, ended = times.get(entry.number, (None, None))
+    attrs: dict[str, object] = {"arm": entry.arm, "outcome": entry.state, "number": entry.number}
+    if entry.config:
+        attrs["seed"], attrs["replicates"] = entry.config["seed"], entry.config["replicates"]
+    if entry.error:
+        attrs["error"] = entry.error.strip().rsplit("\n", 1)[-1]
+    return FrozenTrial(
+        number=-1,  # a study numbers its trials itself
+        trial_id=-1,
+        state=state,
+        value=None,
+        values=known if known and state in (TrialState.COMPLETE, TrialState.PRUNED) else None,
+        datetime_start=datetime.fromtimestamp(began or ended or 0),
+        datetime_complete=datetime.fromtimestamp(ended or 0) if state.is_finished() else None,
+        params={axes[path][0]: value for path, value in entry.params.items() if path in axes},
+        distributions={axes[path][0]: axes[path][1] for path in entry.params if path in axes},
+        user_attrs=attrs,
+        system_attrs={},
+        intermediate_values=reports,
+    )
