@@ -241,7 +241,7 @@ class TestTheDriver:
         order = bench.next_order()
         bench.sweep.begin(order.number, order.attempt)
         report = Report(5, damage="e1/00000/0 goes on from its start: ...")
-        trial = SimpleNamespace(config=order.to_dict(), report=report)
+        trial = SimpleNamespace(order=order, report=report)
         for _ in range(2):
             Recorder(bench).on_trial_result(1, [], trial, {})
         (notice,) = bench.sweep.notices()

@@ -154,7 +154,7 @@ def test_the_process_of_a_stalled_trial_is_killed_and_no_other(monkeypatch):
         status = Trial.RUNNING
 
         def __init__(self, number: int, actor: str | None) -> None:
-            self.config = make_order(number=number).to_dict()
+            self.order = make_order(number=number)
             self.temporary_state = type("State", (), {"ray_actor": actor})
 
     trials: Any = [Running(0, "process 0"), Running(1, "process 1"), Running(1, None)]

@@ -148,7 +148,7 @@ class TestTheDriver:
         on_its_way = Report(5, {"objective": 0.5})
         result = Result(value=0.25, step=10)
         last = Report(10, {"objective": 0.25}, outcome="completed", result=result)
-        trial = SimpleNamespace(config=order.to_dict())
+        trial = SimpleNamespace(order=order)
         for trial.report in (on_its_way, last):
             Recorder(b).on_trial_result(1, [], trial, {})
         assert b.ledger.read("history")[1:] == [["report", 0, 1, 5]]
@@ -173,7 +173,7 @@ class TestTheDriver:
             while report is None or report.outcome is None:
                 report = attempt.advance()
             report = replace(report, place=at(str(os.getpid())))
-            trial = SimpleNamespace(config=order.to_dict(), report=report)
+            trial = SimpleNamespace(order=order, report=report)
             Recorder(b).on_trial_complete(1, [], trial)
             assert b.sweep.entries[0].state == state
         (reason,) = [h[3] for h in b.ledger.read("history") if h[0] == "interrupt"]
