@@ -119,7 +119,7 @@ def show_end(
 
 
 def make_resources(gpus: float | None, lanes: str | None) -> dict[str, object] | None:
-    """Return what a trial occupies by the options of the command; None: what its suite says.
+    """Return the resources that the command's options ask for; None: those of the suite.
 
     >>> make_resources(1.0, "8"), make_resources(None, None)
     ({'gpus': 1.0, 'lanes': 8}, None)
@@ -180,8 +180,8 @@ def save_results(client: Client, budget: str, folder: Path, note: str | None) ->
 def keep_finished(folder: Path, note: str | None) -> list[Path]:
     """Keep the results of what has finished in the home folder, without a service.
 
-    That is a reproduction whose experiments have, also where no report could be made of it. What
-    its report says of machine and revision, the results say, too.
+    A reproduction counts if all of its experiments are completed, even if it has no report. Where
+    it has one, the results name the machine and revision that the report names.
 
     Raises:
         SQLAlchemyError: if the record cannot be read.
