@@ -464,6 +464,8 @@ class TestCommandLine:
         id = posted["experiments"][0]["id"]
         spec = client.get(f"/v1/experiments/{id}").json()["spec"]
         assert (spec["resources"]["gpus"], spec["resources"]["lanes"]) == (1, 8)
+        page = client.get(posted["links"]["page"]).text
+        assert "<dt>resources of a trial</dt><dd>1 GPU, lanes: 8</dd>" in page
         play(id)
         reproducer.tick()
         done = run(NAME, "--gpus", "1", "--lanes", "8")
