@@ -1,1 +1,1 @@
-"""What each request passes first: who asks, with what rights, how often and how much."""
+"""What each request passes before a route: identity, scopes, rates, limits, headers."""

@@ -1,1 +1,1 @@
-"""The way to MLflow through this service, and what may go it."""
+"""The proxy to MLflow's server, and the requests that it lets through."""

@@ -1,1 +1,1 @@
-"""What is asked for beside experiments: analyses, reproductions, results of elsewhere."""
+"""Requests other than experiments: analyses, reproductions, and results taken up from files."""

@@ -1,1 +1,1 @@
-"""What is tried next: configurations, samplers, studies in memory, populations, leaders."""
+"""Which configuration is tried next: samplers, studies in memory, populations and races."""

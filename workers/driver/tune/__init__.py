@@ -1,1 +1,1 @@
-"""Ray Tune, bent to the ledger: its loop, search, schedulers, stopper and processes."""
+"""Ray Tune, driven by the ledger: its loop, search, schedulers, stopper and trials' processes."""
