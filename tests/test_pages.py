@@ -23,13 +23,13 @@ import yaml
 
 import eigensweep
 from eigensweep.analyses import ANALYSES
+from eigensweep.client import Client
+from eigensweep.command.cli import app
 from eigensweep.models import MODELS
 from eigensweep.reports import book
 from eigensweep.search_spaces.presets import preset_names
 from eigensweep.search_spaces.reproductions import suite_names
 from eigensweep.search_spaces.tables import END, PAGE, START, markdown
-from eigensweep.service.client import Client
-from eigensweep.service.command.cli import app
 from eigensweep.service.settings import Settings
 from eigensweep.tasks import TASKS
 from eigensweep.tasks.corpora import all_under

@@ -22,8 +22,8 @@ from eigensweep.analyses.base import (
 from eigensweep.direction import best, sign
 from eigensweep.results import figures
 from eigensweep.search_spaces.trial import Strict
+from eigensweep.store.checkpoints import Store
 from eigensweep.tasks.base import Metric, TaskConfig
-from eigensweep.workers.shared.checkpoints import Store
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
