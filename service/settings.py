@@ -25,7 +25,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from sqlalchemy import make_url
 
-from eigensweep.logs import LogFormat
+from eigensweep.common.logs import LogFormat
 from eigensweep.service.webhook_rules import check_url
 from eigensweep.store.files import is_url
 from eigensweep.store.object_files import KEYS, LIBRARIES

@@ -29,7 +29,7 @@ import eigensweep.workers.cluster.node_health
 import eigensweep.workers.driver.nodes.lanes  # `lanes: auto` measures on a worker
 import eigensweep.workers.processes.engine_actor
 import eigensweep.workers.processes.trial_process
-from eigensweep import logs
+from eigensweep.common import logs
 logs.set_up("json")
 from eigensweep import train
 from eigensweep.models import MODELS

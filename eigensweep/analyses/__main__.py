@@ -29,7 +29,7 @@ from eigensweep.analyses.messages import (
     AnalysisOrder,
     Outcome,
 )
-from eigensweep.parents import end_with_parent
+from eigensweep.common.parents import end_with_parent
 from eigensweep.results.figures import save
 from eigensweep.store.durable_files import StorageError, write_whole
 

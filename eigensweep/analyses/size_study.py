@@ -19,7 +19,7 @@ from eigensweep.analyses.base import (
     TrialSubject,
     six_digits,
 )
-from eigensweep.direction import best, sign
+from eigensweep.common.direction import best, sign
 from eigensweep.results import figures
 from eigensweep.search_spaces.trial import Strict
 from eigensweep.store.checkpoints import Store

@@ -56,7 +56,7 @@ def back_up(
     EIGENSWEEP_STORAGE name them. The file holds digests of tokens, addresses of webhooks and the
     audit log: keep it as safe as the home folder. Only you can read it.
     """
-    from eigensweep.private_folders import private_umask
+    from eigensweep.common.private_folders import private_umask
     from eigensweep.service.process.backup import back_up, name_by_time, remove_older
     from eigensweep.service.settings import Settings
 
@@ -101,7 +101,7 @@ def restore(
     ] = None,
 ) -> None:
     """Make a home folder of a backup. It is there as a whole, or not at all."""
-    from eigensweep.private_folders import private_umask
+    from eigensweep.common.private_folders import private_umask
     from eigensweep.service.process.backup import restore
     from eigensweep.service.settings import Settings
 

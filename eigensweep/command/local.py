@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from sqlalchemy.exc import SQLAlchemyError
 
 from eigensweep.client import Client
-from eigensweep.private_folders import make_private, private_umask
+from eigensweep.common.private_folders import make_private, private_umask
 from eigensweep.service.api.app import create_local_app
 from eigensweep.service.api.routes.accounts import create_accounts_app
 from eigensweep.service.record.migrations import migrate

@@ -20,7 +20,7 @@ from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, v
 from importlib.util import find_spec
 from pathlib import Path
 
-from eigensweep.own_packages import (
+from eigensweep.common.own_packages import (
     SUFFIXES,
     digest_all,
     digest_files,
@@ -34,6 +34,7 @@ PACKAGES = (
     "tasks",
     "search_spaces",
     "results",
+    "common",
     "protocol",
     "store",
     "training",
@@ -166,7 +167,7 @@ def describe_difference(own: Mapping[str, str], driver: Mapping[str, str]) -> st
 
 
 def _own_folder() -> Path:
-    return Path(__file__).parents[2]
+    return Path(__file__).parents[1]
 
 
 def _project_files() -> dict[str, str]:

@@ -20,7 +20,7 @@ from heapq import heapify, heappop, heapreplace
 from itertools import groupby
 from typing import Final
 
-from eigensweep.plain_data import Message
+from eigensweep.common.plain_data import Message
 
 ROUNDING: Final = 1e-6
 """Parts of a cluster that are filled by this much too far are full: thirds do not add up to one."""

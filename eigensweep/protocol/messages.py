@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from eigensweep.logs import LogFormat
-from eigensweep.plain_data import Message
+from eigensweep.common.logs import LogFormat
+from eigensweep.common.plain_data import Message
 from eigensweep.results.trial_result import Metrics, Outcome, Result, Source
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from eigensweep.analyses.delivery import NotDeliveredError, deliver_files
 from eigensweep.analyses.messages import PNG, SVG
-from eigensweep.parents import end_with_parent
+from eigensweep.common.parents import end_with_parent
 from eigensweep.reports import markdown, page, pictures
 from eigensweep.reports.messages import (
     CURVES,

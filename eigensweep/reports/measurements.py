@@ -10,7 +10,7 @@ from math import inf
 from statistics import fmean, stdev
 from typing import Any, Protocol
 
-from eigensweep.direction import Better, sign
+from eigensweep.common.direction import Better, sign
 from eigensweep.reports.messages import KeptAnalysis, MeasuredExperiment, MeasuredTrial
 from eigensweep.reports.verdicts import ArmNumbers
 from eigensweep.results.ranking import cost

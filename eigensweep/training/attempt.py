@@ -17,7 +17,7 @@ from statistics import fmean
 
 import torch
 
-from eigensweep.direction import best, is_better
+from eigensweep.common.direction import best, is_better
 from eigensweep.protocol.ledger import PAUSED
 from eigensweep.protocol.messages import Order, Report
 from eigensweep.results.ranking import OBJECTIVE

@@ -8,7 +8,7 @@ from math import isfinite
 
 from torch import Tensor
 
-from eigensweep.direction import best, is_better
+from eigensweep.common.direction import best, is_better
 from eigensweep.results.trial_result import End, Metrics
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.store.kept_files import StateDict

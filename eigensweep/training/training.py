@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from eigensweep import traces
+from eigensweep.common import traces
 from eigensweep.models import MODELS
 from eigensweep.models.analysis.spectra import recurrent_spectra
 from eigensweep.models.base import State

@@ -12,7 +12,7 @@ from fastapi import APIRouter, FastAPI, params
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute
 
-from eigensweep import traces
+from eigensweep.common import traces
 from eigensweep.service.api.answers.errors import Responses, answer_errors, describe_errors
 from eigensweep.service.api.answers.schemas import Views
 from eigensweep.service.api.answers.shared_answers import SingleFlight

@@ -38,7 +38,7 @@ from typing import IO, Final, cast
 
 from sqlalchemy import Connection, make_url, select
 
-from eigensweep.private_folders import require_private
+from eigensweep.common.private_folders import require_private
 from eigensweep.protocol.states import OPEN_TRIALS
 from eigensweep.search_spaces.labels import say_count
 from eigensweep.service.process.locking import hold_alone

@@ -32,13 +32,13 @@ from pydantic import ValidationError
 from sqlalchemy import make_url, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from eigensweep.private_folders import UnsafeFolderError, require_private
+from eigensweep.common.private_folders import UnsafeFolderError, require_private
+from eigensweep.common.variables import describe_unknown, find_unknown
 from eigensweep.search_spaces.labels import say_count
 from eigensweep.service.settings import Settings, explain_settings
 from eigensweep.store.disk_space import LEAST_FILES, find_low
 from eigensweep.store.durable_files import StorageError, StoreKeysError
 from eigensweep.store.files import is_url
-from eigensweep.variables import describe_unknown, find_unknown
 
 State = Literal["ok", "warning", "problem"]
 

@@ -19,7 +19,7 @@ from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from eigensweep.parents import end_with_parent
+from eigensweep.common.parents import end_with_parent
 from eigensweep.service.api.mlflow.mlflow_requests import CHANGES, is_read, name_request
 
 TOKEN: Final = "EIGENSWEEP_MLFLOW_TOKEN"

@@ -25,14 +25,14 @@ from anyio import to_thread
 from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
-from eigensweep import logs, traces
-from eigensweep.loading import load_for_good
+from eigensweep.common import logs, traces
+from eigensweep.common.loading import load_for_good
+from eigensweep.common.variables import warn_of_unknown
 from eigensweep.protocol.messages import DriverOptions
 from eigensweep.service.process import home, ports
 from eigensweep.service.process.mlflow_server import MlflowServer
 from eigensweep.service.settings import Mlflow, Settings, StartError, explain_settings, is_loopback
 from eigensweep.store.durable_files import disk_failure
-from eigensweep.variables import warn_of_unknown
 from eigensweep.workers.cluster.drivers import DRIVER_BYTES
 
 if TYPE_CHECKING:

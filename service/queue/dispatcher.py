@@ -16,7 +16,7 @@ from typing import Final, Literal, Protocol
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from eigensweep import logs, traces
+from eigensweep.common import logs, traces
 from eigensweep.protocol.ledger import Ledger
 from eigensweep.protocol.messages import DriverOptions, SpecJson
 from eigensweep.protocol.shares import Capacity

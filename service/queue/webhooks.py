@@ -24,7 +24,7 @@ from typing import ClassVar, Final
 import httpx2
 from sqlalchemy.orm import Session
 
-from eigensweep import logs
+from eigensweep.common import logs
 from eigensweep.results.ranking import RANKED
 from eigensweep.service.queue.jobs import Handler, NeverError, NotDoneError
 from eigensweep.service.record.jobs import Jobs

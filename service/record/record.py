@@ -13,7 +13,7 @@ from functools import partial
 from sqlalchemy import func, or_, select
 from sqlalchemy.exc import IntegrityError
 
-from eigensweep import traces
+from eigensweep.common import traces
 from eigensweep.protocol.messages import Notice, SpecJson
 from eigensweep.protocol.states import DRIVEN, ENDED, OPEN_TRIALS
 from eigensweep.search_spaces.spec import ExperimentSpec

@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 from waiting import wait_until
 
-from eigensweep import logs
+from eigensweep.common import logs
 from eigensweep.protocol.ledger import StaleWriteError, SupersededError
 from eigensweep.protocol.messages import DriverOptions
 from eigensweep.search_spaces.spec import ExperimentSpec

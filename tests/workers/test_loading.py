@@ -9,10 +9,10 @@ from contextlib import suppress
 
 import pytest
 
-from eigensweep.loading import load_for_good
+from eigensweep.common.loading import load_for_good
 
 SERVICE = """
-from eigensweep.loading import load_for_good
+from eigensweep.common.loading import load_for_good
 with load_for_good():
     from eigensweep.service.api import app
     app._make_routes()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from orders import make_order
 
-from eigensweep import logs
+from eigensweep.common import logs
 from eigensweep.protocol.code import ForeignCodeError
 from eigensweep.protocol.messages import Code, DriverOptions, Order
 from eigensweep.workers.driver import process

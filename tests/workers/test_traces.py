@@ -22,7 +22,7 @@ from orders import make_order
 from starlette.testclient import TestClient
 from sweeps import spec
 
-from eigensweep import traces
+from eigensweep.common import traces
 from eigensweep.protocol.messages import DriverOptions, Order
 from eigensweep.protocol.shares import Capacity
 from eigensweep.search_spaces.space import Point

@@ -17,7 +17,7 @@ from typing import Any, Self
 import ray
 import ray.exceptions
 
-from eigensweep.private_folders import UnsafeFolderError
+from eigensweep.common.private_folders import UnsafeFolderError
 from eigensweep.workers.cluster import heartbeat
 from eigensweep.workers.cluster.nodes import Look, Node, RayPlace, read_nodes
 from eigensweep.workers.cluster.ray_folder import RayFolder

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-from eigensweep import logs
+from eigensweep.common import logs
 from eigensweep.workers.cluster.ray_cluster import (
     ClusterError,
     RayCluster,

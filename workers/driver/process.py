@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from ray._raylet import setproctitle  # type: ignore[attr-defined]
 
-from eigensweep import logs, traces
+from eigensweep.common import logs, traces
+from eigensweep.common.variables import warn_of_unknown
 from eigensweep.protocol.messages import DriverOptions
-from eigensweep.variables import warn_of_unknown
 from eigensweep.workers.deaths import Death, explain
 from eigensweep.workers.driver import experiment as experiments
 from eigensweep.workers.driver.ray_job import connect

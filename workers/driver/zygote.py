@@ -25,7 +25,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
-from eigensweep.loading import load_for_good
+from eigensweep.common.loading import load_for_good
 from eigensweep.protocol.ledger import Ledger
 from eigensweep.protocol.messages import DriverOptions, SpecJson
 from eigensweep.workers.deaths import Death

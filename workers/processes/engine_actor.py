@@ -24,8 +24,8 @@ import ray
 import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from eigensweep import logs
-from eigensweep.logs import LogFormat
+from eigensweep.common import logs
+from eigensweep.common.logs import LogFormat
 from eigensweep.protocol.code import check_code
 from eigensweep.protocol.messages import Code, EngineNeed, LostBy, Order, Place, Report
 from eigensweep.protocol.patience import START_SECONDS, patience_with

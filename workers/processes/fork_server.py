@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Final, TypedDict
 
-from eigensweep.loading import load_for_good
+from eigensweep.common.loading import load_for_good
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from eigensweep import logs, traces
+from eigensweep.common import logs, traces
 from eigensweep.protocol.code import ForeignCodeError, check_build, check_code
 from eigensweep.protocol.ledger import StaleWriteError
 from eigensweep.protocol.messages import Order, Place, Report

@@ -23,8 +23,8 @@ from typing import TypeVar
 
 import ray
 
-from eigensweep import logs
-from eigensweep.loading import load_for_good
+from eigensweep.common import logs
+from eigensweep.common.loading import load_for_good
 from eigensweep.protocol.code import ForeignCodeError, check_code
 from eigensweep.protocol.messages import Order
 from eigensweep.training.devices import see_only

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import yaml
 
-from eigensweep.direction import Better
+from eigensweep.common.direction import Better
 from eigensweep.protocol.code import own_code
 from eigensweep.protocol.messages import ConfigJson, Params
 from eigensweep.search_spaces.labels import format_value, shorten_paths

@@ -19,8 +19,8 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from eigensweep import logs
-from eigensweep.direction import sign
+from eigensweep.common import logs
+from eigensweep.common.direction import sign
 from eigensweep.protocol.ledger import DeliveryLedger, TrialEntry
 from eigensweep.protocol.messages import Notice
 from eigensweep.protocol.states import ExperimentEnd

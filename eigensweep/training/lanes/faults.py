@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TypeVarTuple
 
-from eigensweep import logs
+from eigensweep.common import logs
 from eigensweep.protocol.ledger import StaleWriteError
 from eigensweep.protocol.messages import Order, Report
 from eigensweep.store.durable_files import disk_failure

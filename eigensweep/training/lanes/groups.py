@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from eigensweep import logs
+from eigensweep.common import logs
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.training.lanes.group import Group, explain_alone, shape_key
 from eigensweep.training.lanes.members import ALONE, MemberLane, MemberTrial, ScheduledGroup

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from contextlib import nullcontext
 
-from eigensweep import logs
+from eigensweep.common import logs
 from eigensweep.store.marks import Mark, cancel_mark, leave_mark, pause_mark
 from eigensweep.training.attempt import GLANCE_SECONDS
 from eigensweep.training.lanes.commits import Commits

@@ -13,8 +13,8 @@ from typing import Any, Final, Generic, Literal, Self, TypedDict, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from eigensweep.direction import Better
-from eigensweep.made_of import MadeOf
+from eigensweep.common.direction import Better
+from eigensweep.common.made_of import MadeOf
 from eigensweep.protocol.messages import ConfigJson, Notice, NoticeKind, SpecJson
 from eigensweep.protocol.states import ENDED, ExperimentState, TrialState
 from eigensweep.results.statistics import Summary

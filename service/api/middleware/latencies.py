@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.routing import BaseRoute, Mount
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from eigensweep import traces
+from eigensweep.common import traces
 from eigensweep.service.api.middleware.callers import READING
 from eigensweep.service.counters import HTTP_SECONDS
 

@@ -23,7 +23,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import HTMLResponse, Response
 from starlette.staticfiles import StaticFiles
 
-from eigensweep.direction import sign
+from eigensweep.common.direction import sign
 from eigensweep.protocol import states
 from eigensweep.protocol.messages import SpecJson
 from eigensweep.reports.markdown import cost_words, remarks_of

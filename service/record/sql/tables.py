@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, TypedDict
 import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from eigensweep.direction import Better
+from eigensweep.common.direction import Better
 from eigensweep.protocol.messages import ConfigJson, NoticeKind, Params, SpecJson
 from eigensweep.results.ranking import UNRANKED
 from eigensweep.results.trial_result import Metrics, Outcome

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from eigensweep.direction import Better, sign
+from eigensweep.common.direction import Better, sign
 from eigensweep.protocol.ledger import TrialEntry
 from eigensweep.protocol.messages import Params, Takeover
 from eigensweep.search_spaces.errors import InvalidPointError

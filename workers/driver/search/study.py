@@ -24,7 +24,7 @@ from optuna.samplers import RandomSampler
 from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from eigensweep.direction import Better, worst_value
+from eigensweep.common.direction import Better, worst_value
 from eigensweep.protocol.ledger import NOTHING, TrialEntry
 from eigensweep.results.pareto import read_goals
 from eigensweep.results.ranking import OBJECTIVE

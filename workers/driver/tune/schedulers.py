@@ -20,7 +20,7 @@ from ray.tune.schedulers import (
 )
 from ray.tune.schedulers.async_hyperband import _Bracket
 
-from eigensweep.direction import Better, is_better, sign
+from eigensweep.common.direction import Better, is_better, sign
 from eigensweep.protocol.messages import Reports
 from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.search_spaces.brackets import Brackets
