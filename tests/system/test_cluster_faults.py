@@ -217,7 +217,7 @@ def kill_the_head(cluster: ComposedService, id: str) -> None:
 
 OTHER_CODE, NO_ROOM, OTHER_STORE = WORKERS[1], WORKERS[2], f"{WORKER}-4"
 UNFIT = [
-    (OTHER_CODE, "a worker with other code", "eigensweep/training/training.py"),
+    (OTHER_CODE, "a worker with other code", "training/training.py"),
     (NO_ROOM, "a worker without the corpus, and no room for it", "No space left on device"),
     (OTHER_STORE, "a worker without the shared storage", "is not the store of the driver here"),
 ]

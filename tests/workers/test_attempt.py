@@ -336,7 +336,7 @@ class TestCode:
         shutil.copytree(
             folder / "models", copy / "models", ignore=shutil.ignore_patterns("__pycache__")
         )
-        monkeypatch.setattr(code, "__file__", str(copy / "eigensweep/protocol/code.py"))
+        monkeypatch.setattr(code, "__file__", str(copy / "protocol/code.py"))
         seen = {own_code.__wrapped__().digest}
         files = [path for path in sorted((copy / "models/recurrence").rglob("*")) if path.is_file()]
         for path in files:

@@ -82,14 +82,14 @@ class TestAnAttempt:
         assert disk_failure(error.value) is error.value
 
     def test_says_which_file_differs_from_the_drivers(self, tmp_path, step):
-        parts = own_parts() | {"eigensweep/training/training.py": "other", "torch": "2.1.0"}
+        parts = own_parts() | {"training/training.py": "other", "torch": "2.1.0"}
         marker = store_markers.write(Store(tmp_path), "e1", parts)
         order = order_in(tmp_path, marker=marker)
         order = replace(order, code=replace(order.code, digest="other", packages="other"))
         report = json.loads(step(order)[REPORT])
         assert report["lost_by"] == "node"
         assert f"torch {own_parts()['torch']} instead of 2.1.0" in report["lost"]
-        assert "eigensweep/training/training.py" in report["lost"]
+        assert "training/training.py" in report["lost"]
 
 
 class TestTheDriver:
