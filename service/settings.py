@@ -27,9 +27,9 @@ from sqlalchemy import make_url
 
 from eigensweep.common.logs import LogFormat
 from eigensweep.service.webhook_rules import check_url
-from eigensweep.store.files import is_url
-from eigensweep.store.object_files import KEYS, LIBRARIES
-from eigensweep.store.thinning import Keep
+from eigensweep.store.places.files import is_url
+from eigensweep.store.places.object_files import KEYS, LIBRARIES
+from eigensweep.store.upkeep.thinning import Keep
 
 PATIENCE_SECONDS: Final = 3.0
 """How long MLflow may take to answer."""

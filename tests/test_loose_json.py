@@ -30,8 +30,8 @@ MOST = {
     "eigensweep/reports/pictures.py": 1,
     "eigensweep/results/arms_report.py": 1,
     "eigensweep/results/trial_rows.py": 1,
-    "eigensweep/store/head.py": 2,
-    "eigensweep/store/kept_files.py": 1,
+    "eigensweep/store/commits/head.py": 2,
+    "eigensweep/store/commits/kept_files.py": 1,
     "eigensweep/protocol/messages.py": 2,
     "eigensweep/training/optimizers.py": 1,
 }

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypedDict
 
 from eigensweep.store.checkpoints import Store
-from eigensweep.store.durable_files import StorageError
+from eigensweep.store.places.durable_files import StorageError
 
 if TYPE_CHECKING:
     from eigensweep.models.analysis.spectra import Spectrum

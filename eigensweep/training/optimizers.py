@@ -16,7 +16,7 @@ from torch.optim.optimizer import Optimizer
 
 from eigensweep.models.base import Model, ParamGroup, trainable
 from eigensweep.search_spaces.trial import OptimizerConfig, UpdateRule
-from eigensweep.store.kept_files import StateDict
+from eigensweep.store.commits.kept_files import StateDict
 from eigensweep.training.plain_optimizers import (
     Adagrad,
     Adam,

@@ -34,8 +34,8 @@ from eigensweep.results.trial_result import (
 )
 from eigensweep.search_spaces.trial import TrialConfig, find_code
 from eigensweep.store import spectrum_files
-from eigensweep.store.curves import CurvePoint
-from eigensweep.store.kept_files import StateDict
+from eigensweep.store.commits.curves import CurvePoint
+from eigensweep.store.commits.kept_files import StateDict
 from eigensweep.store.spectrum_files import SpectraJson
 from eigensweep.tasks import TASKS
 from eigensweep.training.evaluation import carry_into, detach, evaluate, keep_finite

@@ -36,9 +36,9 @@ from eigensweep.common.private_folders import UnsafeFolderError, require_private
 from eigensweep.common.variables import describe_unknown, find_unknown
 from eigensweep.search_spaces.labels import say_count
 from eigensweep.service.settings import Settings, explain_settings
-from eigensweep.store.disk_space import LEAST_FILES, find_low
-from eigensweep.store.durable_files import StorageError, StoreKeysError
-from eigensweep.store.files import is_url
+from eigensweep.store.places.disk_space import LEAST_FILES, find_low
+from eigensweep.store.places.durable_files import StorageError, StoreKeysError
+from eigensweep.store.places.files import is_url
 
 State = Literal["ok", "warning", "problem"]
 
@@ -336,7 +336,7 @@ def _look_at_object_store(url: str) -> Finding:
 
     That is to write, read, list and remove, and a put that is refused where the object exists.
     """
-    from eigensweep.store.files import open_files, try_out
+    from eigensweep.store.places.files import open_files, try_out
 
     began = time.monotonic()
     try:

@@ -9,7 +9,7 @@ from typing import Any
 
 from eigensweep.protocol import code
 from eigensweep.protocol.ledger import SupersededError
-from eigensweep.store.durable_files import StoreAwayError
+from eigensweep.store.places.durable_files import StoreAwayError
 from eigensweep.workers.driver import process, zygote
 
 ERRORS: dict[str, BaseException] = {

@@ -45,8 +45,8 @@ from eigensweep.service.api.routes.reproductions import ReproductionNow
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.sql.database import engine
 from eigensweep.service.settings import Mlflow
-from eigensweep.store import disk_space
-from eigensweep.store.durable_files import StoreAwayError
+from eigensweep.store.places import disk_space
+from eigensweep.store.places.durable_files import StoreAwayError
 from eigensweep.tasks import TASKS
 
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1}

@@ -23,7 +23,7 @@ from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Settings
 from eigensweep.store.checkpoints import Store, trial_key
-from eigensweep.store.curves import CurvePoint
+from eigensweep.store.commits.curves import CurvePoint
 
 SPEC: dict[str, Any] = {
     "name": "two arms",

@@ -14,11 +14,11 @@ from orders import make_order
 from sweeps import SCORNN
 
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.store import corpora
 from eigensweep.store.checkpoints import Store
-from eigensweep.store.corpora import DamagedArchiveError
-from eigensweep.store.durable_files import StoreAwayError, disk_failure
-from eigensweep.store.folder_files import FolderFiles
+from eigensweep.store.places.durable_files import StoreAwayError, disk_failure
+from eigensweep.store.places.folder_files import FolderFiles
+from eigensweep.store.upkeep import corpora
+from eigensweep.store.upkeep.corpora import DamagedArchiveError
 from eigensweep.tasks import TASKS
 from eigensweep.tasks.corpus import CorpusMissingError
 from eigensweep.tasks.speech_corpora import MANIFEST

@@ -23,13 +23,13 @@ from sweeps import spec
 from eigensweep.protocol.messages import DriverOptions, Report
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.store.checkpoints import Store
-from eigensweep.store.durable_files import (
+from eigensweep.store.marks import pause_mark
+from eigensweep.store.places.durable_files import (
     StorageError,
     StoreAwayError,
     StoreKeysError,
     disk_failure,
 )
-from eigensweep.store.marks import pause_mark
 from eigensweep.workers.deaths import explain
 from eigensweep.workers.driver import store_watch
 from eigensweep.workers.driver.experiment import ExperimentDriver

@@ -42,8 +42,8 @@ from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.store.checkpoints import Store, replicate_key
-from eigensweep.store.disk_space import DiskSpace
-from eigensweep.store.files import is_url
+from eigensweep.store.places.disk_space import DiskSpace
+from eigensweep.store.places.files import is_url
 from eigensweep.training.memory import unshared_bytes
 from eigensweep.workers.driver.nodes import capacity
 from eigensweep.workers.driver.nodes.cordons import Cordons

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from eigensweep.protocol.messages import Order, Report
-from eigensweep.store import store_markers
 from eigensweep.store.checkpoints import Store, replicate_key
+from eigensweep.store.upkeep import store_markers
 from eigensweep.workers.driver.store_watch import StoreWatch
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from eigensweep.protocol.messages import Notice
-from eigensweep.store.durable_files import (
+from eigensweep.store.places.durable_files import (
     DamagedError,
     StorageError,
     StoreAwayError,

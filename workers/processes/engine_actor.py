@@ -29,7 +29,7 @@ from eigensweep.common.logs import LogFormat
 from eigensweep.protocol.code import check_code
 from eigensweep.protocol.messages import Code, EngineNeed, LostBy, Order, Place, Report
 from eigensweep.protocol.patience import START_SECONDS, patience_with
-from eigensweep.store.durable_files import disk_failure
+from eigensweep.store.places.durable_files import disk_failure
 from eigensweep.training.devices import DeviceError, see_only, try_out
 from eigensweep.workers.ray_nodes import list_nodes
 

@@ -27,9 +27,9 @@ from eigensweep.protocol.states import ExperimentEnd
 from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.results.trial_result import Measures, Metrics, Result, Source, find_ratio
 from eigensweep.store.checkpoints import Store, replicate_key
-from eigensweep.store.curves import CurvePoint
-from eigensweep.store.durable_files import DamagedError, StorageError
-from eigensweep.store.kept_files import BEST
+from eigensweep.store.commits.curves import CurvePoint
+from eigensweep.store.commits.kept_files import BEST
+from eigensweep.store.places.durable_files import DamagedError, StorageError
 from eigensweep.workers.tracking.mlflow_runs import (
     ERROR,
     LONGEST_PARAM,

@@ -11,7 +11,7 @@ from typing import TypeVarTuple
 from eigensweep.common import logs
 from eigensweep.protocol.ledger import StaleWriteError
 from eigensweep.protocol.messages import Order, Report
-from eigensweep.store.durable_files import disk_failure
+from eigensweep.store.places.durable_files import disk_failure
 from eigensweep.tasks.corpus import CorpusMissingError
 from eigensweep.training.attempt import Attempt
 from eigensweep.training.errors import is_of_the_device, is_out_of_memory, let_go

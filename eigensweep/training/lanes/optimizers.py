@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from eigensweep.search_spaces.trial import OptimizerConfig
-from eigensweep.store.kept_files import StateDict
+from eigensweep.store.commits.kept_files import StateDict
 from eigensweep.training.optimizers import Optimizers, UpdatedGroup
 from eigensweep.training.tf1_optimizers import (
     ADAM_EPSILON,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from eigensweep.protocol.messages import Order, Report
-from eigensweep.store.head import StaleAttemptError
+from eigensweep.store.commits.head import StaleAttemptError
 from eigensweep.training.lanes.members import MemberTrial
 
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NoReturn, Protocol
 
-from eigensweep.store.folder_files import FolderFiles
-from eigensweep.store.object_files import ObjectFiles
+from eigensweep.store.places.folder_files import FolderFiles
+from eigensweep.store.places.object_files import ObjectFiles
 
 
 class Files(Protocol):

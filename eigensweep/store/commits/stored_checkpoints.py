@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Final, TypeVar
 
-from eigensweep.store.durable_files import StorageError
-from eigensweep.store.head import Checkpoint
-from eigensweep.store.store_part import StorePart, check_key
+from eigensweep.store.commits.head import Checkpoint
+from eigensweep.store.commits.store_part import StorePart, check_key
+from eigensweep.store.places.durable_files import StorageError
 
 logger = logging.getLogger(__name__)
 

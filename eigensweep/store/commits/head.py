@@ -14,14 +14,14 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, Self
 
 from eigensweep.protocol.ledger import StaleWriteError
-from eigensweep.store.curves import (
+from eigensweep.store.commits.curves import (
     CurvePoint,
     add_checksum,
     find_whole,
     has_checksum,
     write_line,
 )
-from eigensweep.store.durable_files import DamagedError, StoreAwayError
+from eigensweep.store.places.durable_files import DamagedError, StoreAwayError
 
 KEPT: Final = 2
 """Checkpoints kept for each key: the newest, and one to fall back to if the disk damages it."""

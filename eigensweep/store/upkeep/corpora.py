@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from eigensweep.store.checkpoints import Store
-from eigensweep.store.durable_files import StoreAwayError, hold_lock, storage_error
+from eigensweep.store.places.durable_files import StoreAwayError, hold_lock, storage_error
 
 FOLDER: Final = ".corpora"
 """In the store; no experiment is called so."""

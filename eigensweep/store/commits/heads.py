@@ -36,10 +36,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from eigensweep.store.durable_files import DamagedError, StorageError, StoreAwayError
-from eigensweep.store.files import Files
-from eigensweep.store.head import HEAD, OLD_HEAD, Head, Part
-from eigensweep.store.old_heads import rebuild_head
+from eigensweep.store.commits.head import HEAD, OLD_HEAD, Head, Part
+from eigensweep.store.commits.old_heads import rebuild_head
+from eigensweep.store.places.durable_files import DamagedError, StorageError, StoreAwayError
+from eigensweep.store.places.files import Files
 
 DAMAGED_HEAD: Final = "damaged-head.json"
 """What is kept of a head that an attempt has gone back behind."""

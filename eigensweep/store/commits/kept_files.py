@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any, Final
 
-from eigensweep.store.files import Files
-from eigensweep.store.heads import Heads
+from eigensweep.store.commits.heads import Heads
+from eigensweep.store.places.files import Files
 
 BEST: Final = "best.pt"
 """The weights of the best evaluation."""

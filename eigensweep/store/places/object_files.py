@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, NoReturn
 
-from eigensweep.store.durable_files import StoreAwayError, StoreKeysError, write_whole
+from eigensweep.store.places.durable_files import StoreAwayError, StoreKeysError, write_whole
 
 
 class _Library(NamedTuple):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from eigensweep.store.curves import CurvePoint, read_if_whole, read_line
-from eigensweep.store.durable_files import DamagedError
-from eigensweep.store.store_part import StorePart, check_key
+from eigensweep.store.commits.curves import CurvePoint, read_if_whole, read_line
+from eigensweep.store.commits.store_part import StorePart, check_key
+from eigensweep.store.places.durable_files import DamagedError
 
 
 class StoredCurves(StorePart):

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from eigensweep.results.trial_result import Metrics
-from eigensweep.store.durable_files import DamagedError
+from eigensweep.store.places.durable_files import DamagedError
 
 CHECKSUM: Final = b', "crc32": '
 """Stands before the last value of a head and of a curve's line: the CRC-32 of all before it. What

@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import Final, Literal
 
 from eigensweep.store.checkpoints import Store
-from eigensweep.store.durable_files import DamagedError
-from eigensweep.store.head import Checkpoint, Head, StaleAttemptError
-from eigensweep.store.heads import Change
-from eigensweep.store.kept_files import BEST, find_kept
-from eigensweep.store.store_part import KEY
+from eigensweep.store.commits.head import Checkpoint, Head, StaleAttemptError
+from eigensweep.store.commits.heads import Change
+from eigensweep.store.commits.kept_files import BEST, find_kept
+from eigensweep.store.commits.store_part import KEY
+from eigensweep.store.places.durable_files import DamagedError
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ import zipfile
 import zlib
 from typing import Final
 
-from eigensweep.store.curves import find_whole
-from eigensweep.store.files import Files
-from eigensweep.store.head import Checkpoint, Head, Part
+from eigensweep.store.commits.curves import find_whole
+from eigensweep.store.commits.head import Checkpoint, Head, Part
+from eigensweep.store.places.files import Files
 
 CHECKPOINT: Final = re.compile(r"step-(?P<step>\d+)-(?P<commit>\d+)(?:-(?P<attempt>\d+))?\.pt")
 CURVE: Final = re.compile(r"curve(?:-(?P<attempt>\d+))?\.jsonl")

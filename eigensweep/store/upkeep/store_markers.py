@@ -16,7 +16,7 @@ import secrets
 from collections.abc import Mapping
 
 from eigensweep.store.checkpoints import Store
-from eigensweep.store.durable_files import StoreAwayError
+from eigensweep.store.places.durable_files import StoreAwayError
 
 PREFIX = "nonce-"
 """How the names of markers begin, as versions before 0.3 called them."""

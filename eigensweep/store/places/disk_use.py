@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from eigensweep.store.files import open_files
+from eigensweep.store.places.files import open_files
 
 WEIGHTS: Final = re.compile(r"best(-\d+)?\.pt")
 """Files of weights of best evaluations; in an object store each attempt has its own."""

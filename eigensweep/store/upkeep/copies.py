@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from eigensweep.store.checkpoints import Store
-from eigensweep.store.durable_files import write_whole
-from eigensweep.store.heads import MOST_TRIES
-from eigensweep.store.kept_files import find_kept
+from eigensweep.store.commits.heads import MOST_TRIES
+from eigensweep.store.commits.kept_files import find_kept
+from eigensweep.store.places.durable_files import write_whole
 
 
 def copy_out(store: Store, key: str, target: Path, attempt: int) -> None:

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import Final
 
-from eigensweep.store.files import open_files
-from eigensweep.store.heads import Heads
+from eigensweep.store.commits.heads import Heads
+from eigensweep.store.places.files import open_files
 
 KEY: Final = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)*", re.ASCII)
 

@@ -17,8 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Final, NoReturn
 
-from eigensweep.store import durable_files
-from eigensweep.store.durable_files import StoreAwayError, make_folder
+from eigensweep.store.places import durable_files
+from eigensweep.store.places.durable_files import StoreAwayError, make_folder
 
 NO_LINKS: Final = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 """What a file system answers that knows no links."""
