@@ -18,21 +18,21 @@ SHARE: Final = 0.02
 
 
 @dataclass(frozen=True)
-class Measured:
+class UsedBytes:
     """Bytes of each part of what the service keeps, with its place, and of each experiment."""
 
     parts: dict[str, tuple[str, int]]
     experiments: dict[str, StoreUse]
 
 
-class DiskUse(TimedCache[Measured]):
+class DiskUse(TimedCache[UsedBytes]):
     """The bytes of each part of the home folder, and of each experiment."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(self._measure, seconds=FRESH_SECONDS, share=SHARE, clock=clock)
         self.settings = settings
 
-    def _measure(self) -> Measured:
+    def _measure(self) -> UsedBytes:
         home, storage = self.settings.home, self.settings.storage_folder
         experiments = measure_store(storage)
         record = [*home.glob("eigensweep.db*")]
@@ -51,4 +51,4 @@ class DiskUse(TimedCache[Measured]):
         parts = {name: (str(path), sizes[name]) for name, (path, _) in places.items()}
         for name in ("checkpoints", "weights", "curves"):
             parts[name] = (storage, sum(getattr(each, name) for each in experiments.values()))
-        return Measured(parts, experiments)
+        return UsedBytes(parts, experiments)

@@ -37,12 +37,12 @@ from eigensweep.store.places.disk_use import measure_store
 from eigensweep.store.places.durable_files import StoreAwayError, disk_failure
 from eigensweep.store.places.files import is_url, open_files, try_out
 from eigensweep.store.places.object_files import ObjectFiles
+from eigensweep.store.places.store_watch import StoreWatch
 from eigensweep.store.upkeep import store_markers
 from eigensweep.store.upkeep.thinning import thin_out
 from eigensweep.training.attempt import Attempt
 from eigensweep.workers.driver.deletion import remove
 from eigensweep.workers.driver.experiment import ExperimentDriver
-from eigensweep.workers.driver.store_watch import StoreWatch
 from eigensweep.workers.driver.tune import stopping
 from eigensweep.workers.driver.tune.stopping import StopReason
 

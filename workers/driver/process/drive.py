@@ -17,8 +17,8 @@ from eigensweep.common.variables import warn_of_unknown
 from eigensweep.protocol.messages import DriverOptions
 from eigensweep.workers.deaths import Death, explain
 from eigensweep.workers.driver import experiment as experiments
-from eigensweep.workers.driver.ray_job import connect
-from eigensweep.workers.driver.zygote import TITLE, DriverOrder
+from eigensweep.workers.driver.process.driver_order import TITLE, DriverOrder
+from eigensweep.workers.driver.process.ray_job import connect
 
 logger = logging.getLogger(__name__)
 

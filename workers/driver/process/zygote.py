@@ -3,9 +3,9 @@
 To load it takes seconds of a processor and hundreds of megabytes. A forked driver has it after some
 milliseconds and shares that memory. `workers/cluster/drivers.py` is the other side.
 
-`python -m eigensweep.workers.driver.zygote DESCRIPTOR MODULES...` reads requests from an open pipe,
-and tells what became of them. It ends with the process at the other end; its drivers go on. No
-thread is started here: a fork copies only the thread that forks.
+`python -m eigensweep.workers.driver.process.zygote DESCRIPTOR MODULES...` reads requests from an
+open pipe, and tells what became of them. It ends with the process at the other end; its drivers go
+on. No thread is started here: a fork copies only the thread that forks.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from eigensweep.common.loading import load_for_good
-from eigensweep.protocol.ledger import Ledger
-from eigensweep.protocol.messages import DriverOptions, SpecJson
 from eigensweep.workers.deaths import Death
+from eigensweep.workers.driver.process.driver_order import Request
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +35,6 @@ TELL_SECONDS: Final = 1.0
 """It says at least so often that it is alive."""
 LONGEST_WORDS: Final = 10_000
 """Letters of a driver's last words: even escaped they fit into a pipe, which is read at the end."""
-TITLE: Final = "eigensweep::Driver"
-"""How the command line of a driver begins, as `ps` shows it."""
 GO: Final = b"g"
 """What a driver waits for before it does anything: its zygote has told of it."""
 PR_SET_PDEATHSIG: Final = 1
@@ -45,31 +42,7 @@ PR_SET_PDEATHSIG: Final = 1
 
 
 @dataclass(frozen=True)
-class DriverOrder:
-    """What a driver is told, once it was forked."""
-
-    experiment: str
-    spec: SpecJson
-    ledger: Ledger
-    options: DriverOptions
-    address: str
-    """Where Ray's control process listens."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a zygote is asked for: one driver."""
-
-    number: int
-    """Names the request in what is told of it."""
-    order: bytes
-    """A pickled `DriverOrder`, which only the driver reads."""
-    log: str
-    """File for what the driver writes to standard output and standard error."""
-
-
-@dataclass(frozen=True)
-class Child:
+class ForkedDriver:
     """A driver that was forked."""
 
     number: int
@@ -88,7 +61,7 @@ class Zygote:
         self._pipe = pipe
         self._poll = select.poll()
         self._poll.register(pipe.fileno(), select.POLLIN)
-        self._children: dict[int, Child] = {}
+        self._children: dict[int, ForkedDriver] = {}
         """By `end`."""
         self._is_stale = False
 
@@ -125,7 +98,7 @@ class Zygote:
         os.close(writing)
         os.close(waiting)
         os.set_blocking(reading, False)
-        child = Child(request.number, pid, os.pidfd_open(pid), reading)
+        child = ForkedDriver(request.number, pid, os.pidfd_open(pid), reading)
         self._children[child.end] = child
         self._poll.register(child.end, select.POLLIN)
         self._tell("forked", child.number, pid)
@@ -146,7 +119,7 @@ class Zygote:
             os.close(waiting)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             write_to(request.log)
-            from eigensweep.workers.driver.process import drive
+            from eigensweep.workers.driver.process.drive import drive
 
             death = drive(request.order)
             if death is not None:
@@ -162,7 +135,7 @@ class Zygote:
             logging.shutdown()
             os._exit(status)
 
-    def _bury(self, child: Child) -> None:
+    def _bury(self, child: ForkedDriver) -> None:
         """Tell how a driver ended, and forget it."""
         self._poll.unregister(child.end)
         del self._children[child.end]
@@ -193,7 +166,7 @@ def load(modules: list[str]) -> None:
         own_code()
         own_parts()
         load_client()
-        for name in ("eigensweep.workers.driver.process", *modules):
+        for name in ("eigensweep.workers.driver.process.drive", *modules):
             import_module(name)
 
 
