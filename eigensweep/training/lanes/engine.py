@@ -40,9 +40,6 @@ logger = logging.getLogger(__name__)
 SLICE_SECONDS = 0.25
 """Seconds for which one group trains before the engine looks around."""
 
-LEASE_SECONDS = 120.0
-"""After so long without a call of its process, a trial is committed and dropped."""
-
 WRITERS = 2
 """Threads that write commits."""
 
@@ -64,7 +61,6 @@ class Engine:
         lanes: int | Callable[[TrialConfig], int],
         *,
         sharing: Sharing | None = None,
-        lease_seconds: float = LEASE_SECONDS,
         slice_seconds: float = SLICE_SECONDS,
         threads: int = 1,
         clock: Callable[[], float] = time.monotonic,
@@ -89,7 +85,7 @@ class Engine:
         self._threads, self._clock = threads, clock
         self._thread: threading.Thread | None = None
         self._in_background = in_background
-        self._register = Register(clock)
+        self._register = Register()
         self._groups = Groups(device, self._sharing.make_group)
         pool = writers or ThreadPoolExecutor(WRITERS, thread_name_prefix="commits")
         self._commits = Commits(self._register, pool)
@@ -100,7 +96,6 @@ class Engine:
             self._commits,
             self._faults,
             slice_seconds=slice_seconds,
-            lease_seconds=lease_seconds,
             clock=clock,
         )
         self._turn_began: float | None = None
@@ -133,18 +128,16 @@ class Engine:
         """
         deadline = time.monotonic() + seconds
         trial = self._register.enter(order)
-        try:
-            if not self._open(trial, deadline):
-                return None
-            self._start()
-            return self._register.take_report(trial, order.reported, deadline)
-        finally:
-            self._register.exit(trial)
+        if not self._open(trial, deadline):
+            return None
+        self._start()
+        return self._register.take_report(trial, order.reported, deadline)
 
     def leave(self, order: Order, *, commit: bool = False) -> None:
         """Drop a trial, without waiting for it; with `commit`, commit first what it has trained.
 
-        A trial that goes on elsewhere needs the `commit`; one that ends here does not.
+        A trial that goes on elsewhere needs the `commit`; one that ends here does not. A trial that
+        nobody asks for any more stays until somebody says so (`EngineActor` gives leases).
         """
         self._register.leave(order, commit)
 

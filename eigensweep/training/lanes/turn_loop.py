@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from contextlib import nullcontext
 
-from eigensweep.common import logs
 from eigensweep.store.marks import Mark, cancel_mark, leave_mark, pause_mark
 from eigensweep.training.attempt import GLANCE_SECONDS
 from eigensweep.training.lanes.commits import Commits
@@ -15,8 +13,6 @@ from eigensweep.training.lanes.groups import Groups
 from eigensweep.training.lanes.members import MemberLane, MemberTrial, ScheduledGroup
 from eigensweep.training.lanes.occupancy import Occupancy, Span
 from eigensweep.training.lanes.register import EngineError, Register
-
-logger = logging.getLogger(__name__)
 
 KEPT_SECONDS = 5.0
 """Without any trial, groups are kept for so long: those of a population come back at once."""
@@ -37,12 +33,11 @@ class TurnLoop:
         faults: Faults,
         *,
         slice_seconds: float,
-        lease_seconds: float,
         clock: Callable[[], float],
     ) -> None:
         self._register, self._groups = register, groups
         self._commits, self._faults = commits, faults
-        self._slice, self._lease, self._clock = slice_seconds, lease_seconds, clock
+        self._slice, self._clock = slice_seconds, clock
         self.occupancy = Occupancy()
         """Changes under the register's lock."""
         self._looked_at = -GLANCE_SECONDS
@@ -191,12 +186,8 @@ class TurnLoop:
     # Trials that go.
 
     def _drop_unwanted(self) -> None:
-        """Take off the trials that left, have a successor, or whose callers are gone."""
-        for trial in self._register.list_leaving(self._lease):
-            if trial.drop == "silent" and not trial.is_over:
-                words = "trial dropped, nobody asks for it experiment=%s trial=%d attempt=%d"
-                with logs.about(*trial.subject):
-                    logger.warning(words, *trial.subject, trial.order.attempt)
+        """Take off the trials that left or have a successor."""
+        for trial in self._register.list_leaving():
             self._drop(trial, commit=trial.drop != "left")
 
     def _drop(self, trial: MemberTrial, commit: bool) -> None:
