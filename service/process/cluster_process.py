@@ -16,6 +16,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Final, Literal
@@ -56,31 +57,6 @@ LONGEST_PAUSE: Final = 8.0
 
 class RayFailedError(StartError):
     """Ray could not be started or reached."""
-
-
-@dataclass
-class LaunchedDriver:
-    """A driver of this service, whose death may be Ray's."""
-
-    _process: DriverProcess
-    _cluster: ClusterProcess
-    _start: int
-    _since: float = field(default_factory=time.monotonic)
-    death: Death | None = None
-
-    def state(self) -> Literal["running", "ended", "died", "lost"]:
-        """Return how the driver is; `lost` if it died because Ray was lost.
-
-        That is known only after a later look at Ray; until then it counts as running.
-        """
-        state = self._process.state()
-        self.death = self._process.death
-        if state != "died" or self.death is None or self.death.cause not in ("failure", "unseen"):
-            return state
-        was_well = self._cluster.was_well(self._start, self._since, self._process.ended_at)
-        if was_well is None:
-            return "running"
-        return "died" if was_well else "lost"
 
 
 @dataclass
@@ -215,7 +191,7 @@ class ClusterProcess:
 
     def launch(
         self, experiment_id: str, spec: SpecJson, ledger: Ledger, options: DriverOptions
-    ) -> LaunchedDriver:
+    ) -> DriverProcess:
         """Start a driver for an experiment; return at once.
 
         Raises:
@@ -226,9 +202,10 @@ class ClusterProcess:
             raise LauncherAwayError(self.problem)
         order = DriverOrder(experiment_id, spec, ledger, options, place.address)
         log = f"{place.logs}/driver-{experiment_id}.log"
-        return LaunchedDriver(self.drivers.launch(order, log), self, self.starts)
+        was_well = partial(self._was_well, self.starts, time.monotonic())
+        return self.drivers.launch(order, log, was_well)
 
-    def find(self, experiment_id: str) -> LaunchedDriver | FoundDriver | None:
+    def find(self, experiment_id: str) -> DriverProcess | FoundDriver | None:
         """Return the driver of an experiment, None if there is none.
 
         Raises:
@@ -236,11 +213,9 @@ class ClusterProcess:
         """
         starts = self.starts
         process = self.drivers.find(experiment_id)
-        if process is not None:
-            return LaunchedDriver(process, self, starts, 0.0)
-        if experiment_id in self.list_found():
+        if process is None and experiment_id in self.list_found():
             return FoundDriver(experiment_id, self, starts)
-        return None
+        return process
 
     def list_found(self) -> frozenset[str]:
         """Return the experiments that drivers of an earlier service drive.
@@ -250,7 +225,7 @@ class ClusterProcess:
         """
         return self._last_look().drivers
 
-    def was_well(self, start: int, since: float, moment: float) -> bool | None:
+    def _was_well(self, start: int, since: float, moment: float) -> bool | None:
         """Return whether Ray was well when something died; None: that is not known yet.
 
         `start` says which Ray it had; `since` when it began, and `moment` when it died, by the
