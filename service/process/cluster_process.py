@@ -223,7 +223,9 @@ class ClusterProcess:
         Raises:
             LauncherAwayError: if Ray is lost.
         """
-        return self._last_look().drivers
+        if (seen := self._look) is None:
+            raise LauncherAwayError(self.problem)
+        return seen.drivers
 
     def _was_well(self, start: int, since: float, moment: float) -> bool | None:
         """Return whether Ray was well when something died; None: that is not known yet.
@@ -235,29 +237,18 @@ class ClusterProcess:
             return False
         return True if self._heard > moment + SURE_SECONDS else None
 
-    def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Capacity:
-        """Return how many trials with these resources the nodes hold, or why none.
+    def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Capacity | None:
+        """Return how many trials with these resources the nodes hold, or why none; None: unknown.
 
         It is computed from the last look, so nobody waits for Ray.
-
-        Raises:
-            LauncherAwayError: if Ray is lost.
         """
-        seen = self._last_look()
+        if (seen := self._look) is None:
+            return None
         return look_for_room(resources, replicates, may_change=seen.may_change, nodes=seen.living)
 
-    def list_nodes(self) -> list[Node]:
-        """Return the nodes at the last look, which is seconds old, or older if Ray is silent.
-
-        Raises:
-            LauncherAwayError: if Ray is lost.
-        """
-        return self._last_look().nodes
-
-    def _last_look(self) -> ClusterSnapshot:
-        if self._look is None:
-            raise LauncherAwayError(self.problem)
-        return self._look
+    def list_nodes(self) -> list[Node] | None:
+        """Return the nodes at the last look, seconds old, or older if Ray is silent; None: lost."""
+        return None if (seen := self._look) is None else seen.nodes
 
     @property
     def _is_own(self) -> bool:

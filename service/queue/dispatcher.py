@@ -78,7 +78,7 @@ class Driver(Protocol):
 class Launcher(Protocol):
     """Starts drivers in processes of their own and finds them again.
 
-    Its methods raise LauncherAwayError while it is away.
+    `launch` and `find` raise LauncherAwayError while it is away.
     """
 
     @property
@@ -97,13 +97,13 @@ class Launcher(Protocol):
     def find(self, experiment_id: str) -> Driver | None:
         """Return the driver of an experiment that an earlier service started, if it still works."""
 
-    def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Capacity:
+    def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Capacity | None:
         """Return how many trials with these resources can run at once, or why none can.
 
-        Requests wait for it, so it asks nobody.
+        Requests wait for it, so it asks nobody. None while nothing is known, as below.
         """
 
-    def list_nodes(self) -> list[Node]:
+    def list_nodes(self) -> list[Node] | None:
         """Return the nodes that trials run on, as they were last seen. It asks nobody, too."""
 
 
@@ -200,21 +200,11 @@ class Dispatcher:
 
     def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Capacity | None:
         """Return the room that there is now for such trials, None while that is unknown."""
-        if self.launcher is None:
-            return None
-        try:
-            return self.launcher.look_for_room(resources, replicates)
-        except LauncherAwayError:
-            return None
+        return None if self.launcher is None else self.launcher.look_for_room(resources, replicates)
 
     def list_nodes(self) -> list[Node] | None:
         """Return the nodes that trials run on, None while they are unknown."""
-        if self.launcher is None:
-            return None
-        try:
-            return self.launcher.list_nodes()
-        except LauncherAwayError:
-            return None
+        return None if self.launcher is None else self.launcher.list_nodes()
 
     def find_driver(self, id: str) -> Driver | None:
         """Return the driver of an experiment that still works, None if there is none.
