@@ -195,9 +195,8 @@ def explain_loss() -> str | None:
     node = ray._private.worker._global_node
     if node is None:
         return "Ray has ended"
-    host, _, port = str(node.gcs_address).rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), LOOK_SECONDS).close()
+        socket.create_connection(_split(node.gcs_address), LOOK_SECONDS).close()
     except OSError as error:
         return f"Ray's control process at {node.gcs_address} does not answer: {error}"
     try:
@@ -214,8 +213,7 @@ def explain_silence() -> str | None:
     node = ray._private.worker._global_node
     if node is None:
         return "Ray has ended"
-    host, _, port = str(node.gcs_address).rpartition(":")
-    if answers((host.strip("[]"), int(port))):
+    if answers(_split(node.gcs_address)):
         return None
     return f"Ray's control process at {node.gcs_address} does not answer"
 
@@ -226,9 +224,15 @@ def _knock(address: str) -> None:
     if not host or not port.isdecimal():
         return
     try:
-        socket.create_connection((host.strip("[]"), int(port)), KNOCK_SECONDS).close()
+        socket.create_connection(_split(address), KNOCK_SECONDS).close()
     except OSError as error:
         raise ClusterError(f"no Ray answers at {address}: {error}") from error
+
+
+def _split(address: str) -> tuple[str, int]:
+    """Return host and port of `host:port`; the host may be an IPv6 address in brackets."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 def _init(**settings: Any) -> None:

@@ -31,6 +31,7 @@ from eigensweep.protocol.messages import Code, EngineNeed, LostBy, Order, Place,
 from eigensweep.protocol.patience import START_SECONDS, patience_with
 from eigensweep.store.places.durable_files import disk_failure
 from eigensweep.training.devices import DeviceError, see_only, try_out
+from eigensweep.training.errors import is_of_the_device
 from eigensweep.workers.ray_nodes import list_nodes
 
 if TYPE_CHECKING:
@@ -192,7 +193,6 @@ class EngineActor:
     async def _ask(self, order: Order) -> Report | None:
         """Ask the engine; if it cannot go on, that is a report, too."""
         from eigensweep.tasks.corpus import CorpusMissingError
-        from eigensweep.training.errors import is_of_the_device
         from eigensweep.training.lanes.register import EngineError
 
         assert self._engine is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 
-from eigensweep.store.marks import Mark, cancel_mark, leave_mark, pause_mark
+from eigensweep.store.marks import cancel_mark, leave_mark, pause_mark
 from eigensweep.training.attempt import GLANCE_SECONDS
 from eigensweep.training.lanes.commits import Commits
 from eigensweep.training.lanes.faults import Faults
@@ -209,18 +209,13 @@ class TurnLoop:
         if now - self._looked_at < GLANCE_SECONDS:
             return
         self._looked_at = now
-        marks: dict[Mark, bool] = {}
         for trial in self._register.list_open():
             folder = trial.order.storage, trial.order.experiment
-            is_cancelled, is_paused = (
-                marks.setdefault(mark, mark.exists())
-                for mark in (cancel_mark(*folder), pause_mark(*folder))
-            )
             if trial.is_over or trial.attempt is None:
                 continue
             own = trial.order.number, trial.order.attempt
-            is_paused = is_paused or leave_mark(*folder, *own).exists()
-            if is_cancelled:
+            is_paused = pause_mark(*folder).exists() or leave_mark(*folder, *own).exists()
+            if cancel_mark(*folder).exists():
                 self._faults.guard(trial, self._groups.end, trial)
                 self._commits.hold(trial, trial.attempt.report_cancelled())
             elif is_paused:
