@@ -39,7 +39,7 @@ from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Settings
 from eigensweep.tasks import TASKS
-from eigensweep.training.lanes.group import explain_alone
+from eigensweep.training.lanes.stacked.group import explain_alone
 from eigensweep.workers.processes.notebook import TrialResult, train
 
 REFERENCE = Path(__file__).parent / "reference"

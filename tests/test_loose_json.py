@@ -33,7 +33,7 @@ MOST = {
     "eigensweep/store/commits/head.py": 2,
     "eigensweep/store/commits/kept_files.py": 1,
     "eigensweep/protocol/messages.py": 2,
-    "eigensweep/training/optimizers.py": 1,
+    "eigensweep/training/optimizers/optimizers.py": 1,
 }
 """The most lines of each file."""
 

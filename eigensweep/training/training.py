@@ -38,8 +38,8 @@ from eigensweep.store.spectrum_files import SpectraJson
 from eigensweep.tasks import TASKS
 from eigensweep.training.evaluation import carry_into, detach, evaluate, find_spectra, keep_finite
 from eigensweep.training.memory import keep_freed_memory
-from eigensweep.training.optimizers import Optimizers
-from eigensweep.training.schedules import RateSchedule
+from eigensweep.training.optimizers.optimizers import Optimizers
+from eigensweep.training.optimizers.schedules import RateSchedule
 from eigensweep.training.selection import ReportedTests, Selection, Weights
 
 logger = logging.getLogger(__name__)
