@@ -25,8 +25,8 @@ import typer
 
 from eigensweep.analyses import ANALYSES
 from eigensweep.client import Analysis, Client, Experiment, Reproduction
+from eigensweep.client.answers.trial_table import TrialTable
 from eigensweep.client.trial import Trial
-from eigensweep.client.trial_table import TrialTable
 from eigensweep.command.cli import app
 from eigensweep.models import MODELS
 from eigensweep.models.base import ModelConfig
