@@ -9,7 +9,6 @@ import sys
 import traceback
 
 from eigensweep.protocol.code import ForeignCodeError
-from eigensweep.training.devices import DeviceError
 
 NO_MEMORY = (
     "can't allocate memory",
@@ -59,8 +58,9 @@ def is_of_the_device(error: BaseException) -> bool:
 
 def is_of_the_node(error: BaseException) -> bool:
     """Tell whether another node might do better: this one has other code, or lacks something."""
-    missing = _loaded("eigensweep.tasks.corpus", "CorpusMissingError")
-    return isinstance(error, (ForeignCodeError, DeviceError, *missing))
+    no_corpus = _loaded("eigensweep.tasks.corpus", "CorpusMissingError")
+    no_device = _loaded("eigensweep.training.devices", "DeviceError")
+    return isinstance(error, (ForeignCodeError, *no_corpus, *no_device))
 
 
 def let_go(error: BaseException) -> None:

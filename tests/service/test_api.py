@@ -36,8 +36,8 @@ from eigensweep.service.api.answers.schemas import (
     TrialSummary,
 )
 from eigensweep.service.api.app import create_app
+from eigensweep.service.api.callers.callers import Caller
 from eigensweep.service.api.comparison import Comparison, Effort
-from eigensweep.service.api.middleware.callers import Caller
 from eigensweep.service.api.middleware.limits import BodyLimits
 from eigensweep.service.api.routes import experiments
 from eigensweep.service.api.routes.analyses import AnalysisNow

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from eigensweep.client import Client, Experiment, InputError, RefusedError
-from eigensweep.client.trial_table import TrialTable
+from eigensweep.client.answers.trial_table import TrialTable
 from eigensweep.command import cli, frame
 from eigensweep.results.seeds import summarise
 from eigensweep.search_spaces.space import Point

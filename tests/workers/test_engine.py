@@ -23,8 +23,8 @@ from eigensweep.store.places.durable_files import storage_error
 from eigensweep.tasks import TASKS
 from eigensweep.training import attempt
 from eigensweep.training.attempt import Attempt
-from eigensweep.training.lanes.engine import Engine
-from eigensweep.training.lanes.register import EngineError
+from eigensweep.training.lanes.engine.engine import Engine
+from eigensweep.training.lanes.engine.register import EngineError
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ from eigensweep.tasks import TASKS
 from eigensweep.tasks.corpus import CorpusMissingError
 from eigensweep.tasks.speech_corpora import MANIFEST
 from eigensweep.training.attempt import Attempt
-from eigensweep.training.lanes.engine import Engine
+from eigensweep.training.lanes.engine.engine import Engine
 from eigensweep.workers.driver.deletion import remove
 from eigensweep.workers.driver.nodes.corpora import SharedCorpora
 

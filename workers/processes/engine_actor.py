@@ -35,7 +35,7 @@ from eigensweep.training.errors import is_of_the_device
 from eigensweep.workers.ray_nodes import list_nodes
 
 if TYPE_CHECKING:
-    from eigensweep.training.lanes.engine import Engine
+    from eigensweep.training.lanes.engine.engine import Engine
 
 logger = logging.getLogger(__name__)
 
@@ -181,7 +181,7 @@ class EngineActor:
         check_code(self._code)
         import torch
 
-        from eigensweep.training.lanes.engine import Engine
+        from eigensweep.training.lanes.engine.engine import Engine
 
         threads = max(1, int(self._need.cpus))
         torch.set_num_threads(threads)
@@ -193,7 +193,7 @@ class EngineActor:
     async def _ask(self, order: Order) -> Report | None:
         """Ask the engine; if it cannot go on, that is a report, too."""
         from eigensweep.tasks.corpus import CorpusMissingError
-        from eigensweep.training.lanes.register import EngineError
+        from eigensweep.training.lanes.engine.register import EngineError
 
         assert self._engine is not None
         try:

@@ -254,7 +254,7 @@ class _Replicate:
 
 def _train_side_by_side(replicates: Sequence[_Replicate]) -> None:
     """Train all replicates to the end, as lanes of one group."""
-    from eigensweep.training.lanes.group import Group  # loads what most configs never need
+    from eigensweep.training.lanes.stacked.group import Group  # loads what most configs never need
 
     behind = [each for each in replicates if not each.training.is_finished]
     if behind:

@@ -7,7 +7,6 @@ import zlib
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from eigensweep.results.trial_result import Metrics
 from eigensweep.store.places.durable_files import DamagedError
 
 CHECKSUM: Final = b', "crc32": '
@@ -20,7 +19,7 @@ class CurvePoint:
     """The metrics of one step, finite numbers only, and when they were taken."""
 
     step: int
-    metrics: Metrics
+    metrics: dict[str, float]
     timestamp_ms: int
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from eigensweep.protocol.messages import Order, Report
 from eigensweep.training.attempt import Attempt, Replicate
-from eigensweep.training.lanes.turns import SideBySide
+from eigensweep.training.lanes.engine.turns import SideBySide
 
 ALONE = "alone"
 """Name of the group of those that cannot share: they take turns."""

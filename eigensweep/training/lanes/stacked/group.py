@@ -10,9 +10,19 @@ import torch
 
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.training.evaluation import keep_finite
-from eigensweep.training.lanes.program import LONGEST_SEGMENT, Program
-from eigensweep.training.lanes.turns import LaneError
+from eigensweep.training.lanes.stacked.program import LONGEST_SEGMENT, Program
 from eigensweep.training.training import Evaluation, Training
+
+
+class LaneError(Exception):
+    """One training's own batch, evaluation or model failed; the other lanes are untouched.
+
+    The error itself is the `__cause__`.
+    """
+
+    def __init__(self, training: Training) -> None:
+        super().__init__("a training failed by itself; its neighbours did not notice")
+        self.training = training
 
 
 class Group:

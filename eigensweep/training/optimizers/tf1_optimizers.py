@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer
 
-from eigensweep.training.plain_optimizers import Adagrad
+from eigensweep.training.optimizers.plain_optimizers import Adagrad
 
 EPSILON = 1e-10
 FIRST_SUM = 0.1

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from eigensweep.client.tables import (
+from eigensweep.client.answers.tables import (
     Table,
     align_columns,
     format_cell,

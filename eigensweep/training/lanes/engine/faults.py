@@ -15,10 +15,16 @@ from eigensweep.store.places.durable_files import disk_failure
 from eigensweep.tasks.corpus import CorpusMissingError
 from eigensweep.training.attempt import Attempt
 from eigensweep.training.errors import is_of_the_device, is_out_of_memory, let_go
-from eigensweep.training.lanes.groups import Groups
-from eigensweep.training.lanes.members import ALONE, MemberLane, MemberTrial, Probe, ScheduledGroup
-from eigensweep.training.lanes.register import EngineError, Register
-from eigensweep.training.lanes.turns import LaneError
+from eigensweep.training.lanes.engine.groups import Groups
+from eigensweep.training.lanes.engine.members import (
+    ALONE,
+    MemberLane,
+    MemberTrial,
+    Probe,
+    ScheduledGroup,
+)
+from eigensweep.training.lanes.engine.register import EngineError, Register
+from eigensweep.training.lanes.stacked.group import LaneError
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 
 from eigensweep.protocol.messages import Report
-from eigensweep.training.lanes.members import MemberLane, MemberTrial
-from eigensweep.training.lanes.register import Register
+from eigensweep.training.lanes.engine.members import MemberLane, MemberTrial
+from eigensweep.training.lanes.engine.register import Register
 
 
 class Commits:

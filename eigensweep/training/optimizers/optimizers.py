@@ -17,13 +17,13 @@ from torch.optim.optimizer import Optimizer
 from eigensweep.models.base import Model, ParamGroup, trainable
 from eigensweep.search_spaces.trial import OptimizerConfig, UpdateRule
 from eigensweep.store.commits.kept_files import StateDict
-from eigensweep.training.plain_optimizers import (
+from eigensweep.training.optimizers.plain_optimizers import (
     Adagrad,
     Adam,
     RMSprop,
     leave_compiler_out,
 )
-from eigensweep.training.tf1_optimizers import (
+from eigensweep.training.optimizers.tf1_optimizers import (
     URNN_EPSILON,
     URNN_FIRST_MEAN,
     AdamTF1,

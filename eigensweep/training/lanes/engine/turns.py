@@ -9,18 +9,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Protocol
 
+from eigensweep.training.lanes.stacked.group import LaneError
 from eigensweep.training.training import Training
-
-
-class LaneError(Exception):
-    """One training's own batch, evaluation or model failed; the other lanes are untouched.
-
-    The error itself is the `__cause__`.
-    """
-
-    def __init__(self, training: Training) -> None:
-        super().__init__("a training failed by itself; its neighbours did not notice")
-        self.training = training
 
 
 class SideBySide(Protocol):

@@ -19,6 +19,7 @@ from eigensweep.protocol.messages import ConfigJson, Notice
 from eigensweep.results.ranking import RANKED, UNRANKED, cost
 from eigensweep.results.trial_result import Outcome
 from eigensweep.service.record.errors import WrongMoveError
+from eigensweep.service.record.journal.usage import count_use
 from eigensweep.service.record.sql.rows import RowSession
 from eigensweep.service.record.sql.tables import (
     AttemptRow,
@@ -34,7 +35,6 @@ from eigensweep.service.record.sql.tables import (
     Webhook,
 )
 from eigensweep.service.record.sql.walks import choose, is_in, walk
-from eigensweep.service.record.users.usage import count_use
 
 _OPEN: Final = choose(is_in(states.OPEN_TRIALS))
 

@@ -23,10 +23,9 @@ from pydantic import (
     model_validator,
 )
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
-from sqlalchemy import make_url
 
 from eigensweep.common.logs import LogFormat
-from eigensweep.service.webhook_rules import check_url
+from eigensweep.service.settings.webhook_rules import check_url
 from eigensweep.store.places.files import is_url
 from eigensweep.store.places.object_files import KEYS, LIBRARIES
 from eigensweep.store.upkeep.thinning import Keep
@@ -101,18 +100,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
-
-
-def name_driver(url: str) -> str:
-    """Return a database URL that names the installed driver: psycopg 3 for PostgreSQL.
-
-    >>> name_driver("postgresql://me@db/record")
-    'postgresql+psycopg://me@db/record'
-    """
-    parsed = make_url(url)
-    if parsed.drivername in ("postgresql", "postgres"):
-        parsed = parsed.set(drivername="postgresql+psycopg")
-    return parsed.render_as_string(hide_password=False)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from eigensweep.models.stack import Stack
 from eigensweep.results.trial_result import Metrics
 from eigensweep.tasks.base import Batch, Split, Task
 from eigensweep.training.evaluation import EvaluatedBatch, add_scores, parts_of
-from eigensweep.training.lanes import graphs
+from eigensweep.training.lanes.stacked import graphs
 
 SEGMENT_STEPS = 4_096
 """Time steps of a segment, unless one batch has more. The recurrent matrix is computed once in

@@ -26,10 +26,10 @@ from eigensweep.results.trial_result import Metrics
 from eigensweep.tasks.base import Batch, Split, Task
 from eigensweep.training.errors import is_of_the_device, is_out_of_memory
 from eigensweep.training.evaluation import detach, evaluate, keep_finite, parts_of
-from eigensweep.training.lanes import graphs
-from eigensweep.training.lanes.batches import Batches, equalise
-from eigensweep.training.lanes.optimizers import LaneOptimizers
-from eigensweep.training.lanes.scoring import Scorer
+from eigensweep.training.lanes.stacked import graphs
+from eigensweep.training.lanes.stacked.batches import Batches, equalise
+from eigensweep.training.lanes.stacked.optimizers import LaneOptimizers
+from eigensweep.training.lanes.stacked.scoring import Scorer
 from eigensweep.training.selection import Weights
 from eigensweep.training.training import Training
 

@@ -27,13 +27,13 @@ from eigensweep.protocol.messages import Order, Report
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.training.attempt import Attempt
 from eigensweep.training.errors import is_out_of_memory
-from eigensweep.training.lanes.commits import Commits
-from eigensweep.training.lanes.faults import Faults
-from eigensweep.training.lanes.groups import Groups, Sharing
-from eigensweep.training.lanes.members import MemberLane, MemberTrial
-from eigensweep.training.lanes.occupancy import Span
-from eigensweep.training.lanes.register import EngineError, Register
-from eigensweep.training.lanes.turn_loop import TurnLoop
+from eigensweep.training.lanes.engine.commits import Commits
+from eigensweep.training.lanes.engine.faults import Faults
+from eigensweep.training.lanes.engine.groups import Groups, Sharing
+from eigensweep.training.lanes.engine.members import MemberLane, MemberTrial
+from eigensweep.training.lanes.engine.occupancy import Span
+from eigensweep.training.lanes.engine.register import EngineError, Register
+from eigensweep.training.lanes.engine.turn_loop import TurnLoop
 
 logger = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from torch.optim.optimizer import Optimizer
 
 from eigensweep.search_spaces.trial import OptimizerConfig
 from eigensweep.store.commits.kept_files import StateDict
-from eigensweep.training.optimizers import Optimizers, UpdatedGroup
-from eigensweep.training.tf1_optimizers import (
+from eigensweep.training.optimizers.optimizers import Optimizers, UpdatedGroup
+from eigensweep.training.optimizers.tf1_optimizers import (
     ADAM_EPSILON,
     EPSILON,
     FIRST_SUM,

@@ -12,8 +12,8 @@ from typing import Final
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
-from eigensweep.service.api.middleware.callers import Caller
-from eigensweep.service.api.middleware.sessions import Sessions, read_cookie
+from eigensweep.service.api.callers.callers import Caller
+from eigensweep.service.api.callers.sessions import Sessions, read_cookie
 from eigensweep.service.record.errors import NotAllowedError
 from eigensweep.service.record.sql.tables import OPERATOR
 from eigensweep.service.record.users.accounts import (

@@ -13,9 +13,9 @@ import torch
 
 from eigensweep.common import logs
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.training.lanes.group import Group, explain_alone, shape_key
-from eigensweep.training.lanes.members import ALONE, MemberLane, MemberTrial, ScheduledGroup
-from eigensweep.training.lanes.turns import SideBySide, Turns
+from eigensweep.training.lanes.engine.members import ALONE, MemberLane, MemberTrial, ScheduledGroup
+from eigensweep.training.lanes.engine.turns import SideBySide, Turns
+from eigensweep.training.lanes.stacked.group import Group, explain_alone, shape_key
 from eigensweep.training.training import Training
 
 logger = logging.getLogger(__name__)

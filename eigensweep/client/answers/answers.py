@@ -12,8 +12,8 @@ from typing import Any, Final, Literal
 import yaml
 from rich.console import Console
 
+from eigensweep.client.answers.tables import Table, align_columns, describe_rows, format_cell
 from eigensweep.client.shapes import ExperimentJson
-from eigensweep.client.tables import Table, align_columns, describe_rows, format_cell
 from eigensweep.protocol.states import OUTCOMES
 from eigensweep.search_spaces.labels import format_share, format_value, say_count
 

@@ -7,12 +7,12 @@ from contextlib import nullcontext
 
 from eigensweep.store.marks import cancel_mark, leave_mark, pause_mark
 from eigensweep.training.attempt import GLANCE_SECONDS
-from eigensweep.training.lanes.commits import Commits
-from eigensweep.training.lanes.faults import Faults
-from eigensweep.training.lanes.groups import Groups
-from eigensweep.training.lanes.members import MemberLane, MemberTrial, ScheduledGroup
-from eigensweep.training.lanes.occupancy import Occupancy, Span
-from eigensweep.training.lanes.register import EngineError, Register
+from eigensweep.training.lanes.engine.commits import Commits
+from eigensweep.training.lanes.engine.faults import Faults
+from eigensweep.training.lanes.engine.groups import Groups
+from eigensweep.training.lanes.engine.members import MemberLane, MemberTrial, ScheduledGroup
+from eigensweep.training.lanes.engine.occupancy import Occupancy, Span
+from eigensweep.training.lanes.engine.register import EngineError, Register
 
 KEPT_SECONDS = 5.0
 """Without any trial, groups are kept for so long: those of a population come back at once."""

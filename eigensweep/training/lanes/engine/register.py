@@ -7,7 +7,7 @@ import time
 
 from eigensweep.protocol.messages import Order, Report
 from eigensweep.store.commits.head import StaleAttemptError
-from eigensweep.training.lanes.members import MemberTrial
+from eigensweep.training.lanes.engine.members import MemberTrial
 
 
 class EngineError(RuntimeError):
