@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Final, Literal
+from typing import Any, Final
 
 from eigensweep.protocol.ledger import Ledger
 from eigensweep.protocol.messages import DriverOptions, SpecJson
@@ -53,29 +53,12 @@ MOST_STARTS: Final = 5
 """How often a Ray that is not up in its time is started before the service gives up."""
 LONGEST_PAUSE: Final = 8.0
 """Seconds between two starts, at most."""
+GONE: Final = "its driver ended, which an earlier service had started"
+"""Why nobody knows how a driver ended."""
 
 
 class RayFailedError(StartError):
     """Ray could not be started or reached."""
-
-
-@dataclass
-class FoundDriver:
-    """A driver of an earlier service, on a Ray that has outlived that."""
-
-    experiment: str
-    _cluster: ClusterProcess
-    _start: int
-    death: Death | None = None
-
-    def state(self) -> Literal["running", "ended", "lost"]:
-        """Return how the driver is; `lost` if Ray was, and it has to be looked for again."""
-        if self._start != self._cluster.starts:
-            return "lost"
-        if self.experiment in self._cluster.list_found():
-            return "running"
-        self.death = Death("its driver ended, which an earlier service had started", "unseen")
-        return "ended"
 
 
 @dataclass
@@ -102,6 +85,8 @@ class ClusterProcess:
     """When something was wrong with Ray, last."""
     _place: RayPlace | None = None
     """Where drivers find it."""
+    _found: dict[str, DriverProcess] = field(default_factory=dict)
+    """Drivers of an earlier service that were asked for, by their experiments."""
     _is_silent: bool = False
     """Whether the log says that Ray is silent."""
     _spawned: int = 0
@@ -205,27 +190,21 @@ class ClusterProcess:
         was_well = partial(self._was_well, self.starts, time.monotonic())
         return self.drivers.launch(order, log, was_well)
 
-    def find(self, experiment_id: str) -> DriverProcess | FoundDriver | None:
+    def find(self, experiment_id: str) -> DriverProcess | None:
         """Return the driver of an experiment, None if there is none.
 
-        Raises:
-            LauncherAwayError: if Ray is lost.
-        """
-        starts = self.starts
-        process = self.drivers.find(experiment_id)
-        if process is None and experiment_id in self.list_found():
-            return FoundDriver(experiment_id, self, starts)
-        return process
-
-    def list_found(self) -> frozenset[str]:
-        """Return the experiments that drivers of an earlier service drive.
+        On a Ray that outlives services it may be one that an earlier service had forked.
 
         Raises:
             LauncherAwayError: if Ray is lost.
         """
+        if (process := self.drivers.find(experiment_id)) is not None:
+            return process
         if (seen := self._look) is None:
             raise LauncherAwayError(self.problem)
-        return seen.drivers
+        if experiment_id not in seen.drivers:
+            return None
+        return self._found.setdefault(experiment_id, DriverProcess(experiment_id))
 
     def _was_well(self, start: int, since: float, moment: float) -> bool | None:
         """Return whether Ray was well when something died; None: that is not known yet.
@@ -293,25 +272,33 @@ class ClusterProcess:
         with suppress(EOFError, OSError):
             while True:
                 kind, content = pipe.recv()
-                self._told = time.monotonic()
-                if kind == "seen":
-                    self._look, self._words = content, content.problem
-                elif kind == "silent":
-                    self._words = content
-                elif kind == "ready":
-                    self._place, self._words = content, None
-                    self.starts += 1
-                    self._problem, self._pause = None, 0.5
-                    logger.info("Ray is ready starts=%d", self.starts)
-                else:
+                if kind not in ("seen", "silent", "ready"):
                     problem, self._is_slow = str(content), kind == "slow"
                     break
-                if self._words is None:
-                    self._heard = self._told
-                else:
-                    self._ill = self._told
+                self._take(kind, content)
         self._problem, self._look, self._words = problem, None, None
         self._ill = time.monotonic()
+
+    def _take(self, kind: str, content: Any) -> None:
+        """Take what the process sees of Ray."""
+        self._told = time.monotonic()
+        if kind == "seen":
+            self._look, self._words = content, content.problem
+            for experiment in self._found.keys() - content.drivers:
+                self._found.pop(experiment).finish("ended", Death(GONE, "unseen"))
+        elif kind == "silent":
+            self._words = content
+        else:
+            self._place, self._words = content, None
+            self.starts += 1
+            self._problem, self._pause = None, 0.5
+            for experiment in list(self._found):  # it is to be looked for again
+                self._found.pop(experiment).finish("lost")
+            logger.info("Ray is ready starts=%d", self.starts)
+        if self._words is None:
+            self._heard = self._told
+        else:
+            self._ill = self._told
 
     def _end(self) -> None:
         """End the process and all that it has started on this machine.

@@ -170,9 +170,12 @@ def test_a_driver_of_an_earlier_service_ends_by_nobodys_fault(away, monkeypatch)
     cluster.start()
     driver = cluster.find("e1")
     assert (driver.state(), cluster.find("e2")) == ("running", None)
-    cluster._look = replace(cluster._look, drivers=frozenset())
+    cluster._take("seen", replace(cluster._look, drivers=frozenset()))
     assert (driver.state(), driver.death.cause) == ("ended", "unseen")
-    cluster.starts += 1
+    cluster._take("seen", replace(cluster._look, drivers=frozenset(["e1"])))
+    driver = cluster.find("e1")
+    assert (driver.state(), cluster.find("e1")) == ("running", driver)
+    cluster._take("ready", cluster._place)
     assert driver.state() == "lost"
     cluster.stop()
 

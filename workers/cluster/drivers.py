@@ -61,8 +61,9 @@ class DriverProcess:
     """The process that drives an experiment, from when it was asked for."""
 
     experiment: str
-    request: Request
-    was_well: Callable[[float], bool | None]
+    request: Request | None = None
+    """None: an earlier service had it forked, on a Ray that has outlived that."""
+    was_well: Callable[[float], bool | None] = lambda moment: True
     """Says whether Ray was well when it died, by `time.monotonic`; None: that is not known yet."""
     pid: int | None = None
     """None: it is not forked yet."""
@@ -115,7 +116,7 @@ class DriverProcess:
         else:
             self.finish("died", Death(f"the driver's process ended {describe_status(status)}"))
 
-    def finish(self, state: State, death: Death | None) -> None:
+    def finish(self, state: State, death: Death | None = None) -> None:
         """Note how it was when it ended."""
         self.death, self.ended_at, self._over = death, time.monotonic(), state
         end, self._end = self._end, None
