@@ -29,6 +29,7 @@ import time
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Final
 
@@ -47,6 +48,12 @@ FORK, LOOK = b"f", b"l"
 """What a client may ask for: to fork, or nothing but to stay. The first one sends three files."""
 FILES: Final = 3
 """The connection for calls, standard output and standard error of the forked process."""
+
+TRAINING: Final = (
+    "eigensweep.training.lanes.replicates",
+    "eigensweep.workers.processes.runner",
+)
+"""What is loaded before a fork: with it come PyTorch, the models and the tasks."""
 
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 """Of `prctl`, from Linux' sys/prctl.h."""
@@ -81,6 +88,8 @@ def load(digest: str) -> bool:
     with load_for_good():
         if own_code().digest != digest:
             return False
+        for name in TRAINING:
+            import_module(name)
     return True
 
 
