@@ -26,7 +26,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@echo "Installed. To call eigensweep in a shell: source $(BIN)/activate"
 
 run: setup  ## run a small experiment, from POST to ranked trials
-	@$(BIN)/python -m eigensweep.service.command.quickstart
+	@$(BIN)/python -m eigensweep.command.quickstart
 
 serve: setup  ## run the service until Ctrl-C
 	@$(BIN)/eigensweep serve

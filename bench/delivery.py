@@ -29,8 +29,8 @@ from eigensweep.service.process.mlflow_server import HOST, MlflowServer
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
-from eigensweep.workers.shared.checkpoints import Store, replicate_key
-from eigensweep.workers.shared.curves import CurvePoint
+from eigensweep.store.checkpoints import Store, replicate_key
+from eigensweep.store.curves import CurvePoint
 from eigensweep.workers.tracking.subject import make_subject
 from eigensweep.workers.tracking.tracker import Tracker
 

@@ -23,7 +23,7 @@ from bench.report import add_json, new_parser, say, table, write
 from eigensweep.search_spaces.preview import seconds_of
 from eigensweep.search_spaces.reproductions import find_missing_corpora, make_specs, suite_names
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.workers.trial.training import Training
+from eigensweep.training.training import Training
 
 WARM_UP, SECONDS = 3, 2.0
 HEADINGS = {

@@ -26,8 +26,8 @@ from rich.console import Console
 from bench.gpu.environment import is_there
 from bench.report import add_json, add_quick, describe, new_parser, say, write
 from bench.rounds import processor
-from eigensweep.service.client import Experiment
-from eigensweep.service.command.quickstart import running_service
+from eigensweep.client import Experiment
+from eigensweep.command.quickstart import running_service
 from eigensweep.workers.cluster.ray_cluster import RayCluster
 
 TRIALS = 32

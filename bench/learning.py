@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from eigensweep.client import Client, Experiment
 from eigensweep.models import MODELS
 from eigensweep.models.base import Model
-from eigensweep.service.client import Client, Experiment
 
 PRESETS = ("every-model/copying", "every-model/adding")
 LEARNED = 0.5

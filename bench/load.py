@@ -41,8 +41,8 @@ from starlette.testclient import TestClient
 from bench.overhead import one_step
 from bench.pages import fill, make_spec
 from bench.report import add_json, new_parser, say, table, write
+from eigensweep.command.quickstart import running_service
 from eigensweep.service.api.app import create_app
-from eigensweep.service.command.quickstart import running_service
 from eigensweep.service.queue.dispatcher import Dispatcher
 from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record

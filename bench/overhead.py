@@ -29,8 +29,8 @@ from typing import Any
 from rich.console import Console
 
 from bench.report import add_json, new_parser, write
-from eigensweep.service.client import Client, Experiment
-from eigensweep.service.command.quickstart import running_service
+from eigensweep.client import Client, Experiment
+from eigensweep.command.quickstart import running_service
 
 TASK: dict[str, Any] = {
     "name": "copying",

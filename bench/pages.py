@@ -32,8 +32,8 @@ from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.rows import RowSession
 from eigensweep.service.record.sql.tables import ExperimentRow, ReportRow, TrialRow
 from eigensweep.service.settings import Settings
-from eigensweep.workers.shared.checkpoints import Store, replicate_key
-from eigensweep.workers.shared.curves import CurvePoint
+from eigensweep.store.checkpoints import Store, replicate_key
+from eigensweep.store.curves import CurvePoint
 
 ARMS = ("one", "two", "three")
 SEEDS = 3

@@ -1,7 +1,7 @@
 """A plain loop around Ray Tune, as people write it today; `bench.overhead` compares with it.
 
 It has a function trainable, a random search, and MLflow's callback on a SQLite store. Each trial is
-one training step of the same small network, through `eigensweep.workers.trial.training`. It prints
+one training step of the same small network, through `eigensweep.training.training`. It prints
 trials a second as JSON.
 """
 
@@ -23,7 +23,7 @@ from bench.overhead import one_step
 def trainable(config: dict[str, Any]) -> None:
     """Train one step and report the loss."""
     from eigensweep.search_spaces.trial import TrialConfig
-    from eigensweep.workers.trial.training import Training
+    from eigensweep.training.training import Training
 
     recipe = {k: v for k, v in config["spec"].items() if k in ("task", "model", "training")}
     training = Training(TrialConfig.from_dict(recipe | {"optimizer": {"lr": config["lr"]}}), seed=0)

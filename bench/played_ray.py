@@ -23,16 +23,16 @@ from ray.air.execution import AcquiredResources, ResourceManager, ResourceReques
 from ray.air.execution._internal import actor_manager, event_manager
 from ray.train._internal import storage
 
+from eigensweep.protocol.messages import Order, Place, Report
 from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.results.seeds import summarise
 from eigensweep.results.trial_result import ReplicateResult
 from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.store.checkpoints import Store, replicate_key
+from eigensweep.store.curves import CurvePoint
 from eigensweep.workers.driver.nodes import capacity
 from eigensweep.workers.driver.tune import actor_events, tune_loop
 from eigensweep.workers.processes.runner import LOST, REPORT
-from eigensweep.workers.shared.checkpoints import Store, replicate_key
-from eigensweep.workers.shared.curves import CurvePoint
-from eigensweep.workers.shared.messages import Order, Place, Report
 
 send: Any = cloudpickle.dumps
 """How Ray makes bytes of what a trial is given."""

@@ -17,8 +17,8 @@ from statistics import median
 import torch
 
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.workers.lanes.group import Group
-from eigensweep.workers.trial.training import Training
+from eigensweep.training.lanes.group import Group
+from eigensweep.training.training import Training
 
 CASES = ["scornn,64,20,100,3", "lstm,64,20,100,3", "scornn,64,20,100,2", "lstm,64,20,100,2"]
 ROUNDS, SECONDS = 3, 0.5

@@ -22,7 +22,7 @@ import torch
 
 from eigensweep.models.recurrence.native import ungated
 from eigensweep.models.recurrence.native.library import load_library
-from eigensweep.workers.trial.memory import keep_freed_memory
+from eigensweep.training.memory import keep_freed_memory
 
 LEAST_ROUNDS = 3
 """A variant takes part in at least so many rounds, even if it is slow."""

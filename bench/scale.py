@@ -31,15 +31,15 @@ from bench.looks import look_every
 from bench.overhead import MODEL, TASK
 from bench.played_ray import PlayedRay, played_ray
 from bench.report import add_json, new_parser, say, table, write
+from eigensweep.protocol.messages import DriverOptions
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.sql.database import read
 from eigensweep.service.record.sql.tables import AttemptRow, TrialRow
+from eigensweep.training.memory import private_bytes
 from eigensweep.workers.driver.experiment import ExperimentDriver
-from eigensweep.workers.shared.messages import DriverOptions
-from eigensweep.workers.trial.memory import private_bytes
 
 LOOKS = 10
 """How often memory and time are noted on the way."""

@@ -19,8 +19,8 @@ from rich.console import Console
 
 from bench.overhead import WAITING_SECONDS, one_step
 from bench.report import add_json, new_parser, say, table, write
-from eigensweep.service.client import Client, Experiment
-from eigensweep.service.command.quickstart import running_service
+from eigensweep.client import Client, Experiment
+from eigensweep.command.quickstart import running_service
 from eigensweep.workers.driver.zygote import TITLE
 
 TRIALS = 40

@@ -87,13 +87,13 @@ def _find_driver() -> psutil.Process | None:
 def drive(cluster: Any, url: str, trials: int, slots: int, seconds: float) -> dict[str, Any]:
     """Return how long an experiment takes on a cluster of so many slots."""
     from bench.scale import read_times
+    from eigensweep.protocol.messages import DriverOptions
     from eigensweep.search_spaces.spec import ExperimentSpec
     from eigensweep.service.record.ledger import RecordLedger
     from eigensweep.service.record.migrations import migrate
     from eigensweep.service.record.record import Record
     from eigensweep.workers.cluster.drivers import Drivers
     from eigensweep.workers.driver.zygote import DriverOrder
-    from eigensweep.workers.shared.messages import DriverOptions
 
     with tempfile.TemporaryDirectory(prefix="eigensweep-bench-") as folder:
         place = f"sqlite:///{folder}/record.db"

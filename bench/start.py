@@ -23,10 +23,10 @@ from rich.console import Console
 
 from bench.overhead import WAITING_SECONDS, one_step
 from bench.report import add_json, new_parser, say, table, write
+from eigensweep.client import Client, Experiment
+from eigensweep.command.quickstart import running_service
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.service.client import Client, Experiment
-from eigensweep.service.command.quickstart import running_service
-from eigensweep.workers.shared.checkpoints import Store, replicate_key
+from eigensweep.store.checkpoints import Store, replicate_key
 
 
 def short(trials: int, offset: int) -> dict[str, Any]:

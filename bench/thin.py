@@ -19,9 +19,9 @@ from rich.console import Console
 
 from bench.overhead import long_one
 from bench.report import add_json, new_parser, write
+from eigensweep.client import Client
+from eigensweep.command.quickstart import running_service
 from eigensweep.search_spaces.lanes import count_members
-from eigensweep.service.client import Client
-from eigensweep.service.command.quickstart import running_service
 
 MEGABYTE = 1e6
 

@@ -1,14 +1,14 @@
 """Count how much code there is, how its folders hang together, and what of others it relies on.
 
-`python -m bench.weight [--at REVISION]` prints a row for each folder with rooms, and a total:
+`python -m bench.weight [--at REVISION]` prints totals, and a row for each folder with rooms:
 
 - lines, and code: lines that are neither docstring, import, comment nor blank;
 - rooms, the files and folders directly in it; arrows, the pairs of rooms of which one imports the
   other; floors, the longest chain of rooms along arrows; circles, groups of rooms that import each
   other, each of which is one floor.
 
-Then it lists names of classes that stand for two things in `service` and `workers`, and the private
-members of Ray, MLflow and Optuna that are used, by name.
+Then it lists names of classes that stand for two things, and the private members of Ray, MLflow and
+Optuna that are used, by name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ ROOT = Path(__file__).parents[1]
 HOUSE = ("service", "workers")
 """The folders of the total."""
 FOLDERS = (*HOUSE, "eigensweep")
-"""The folders that are counted; `eigensweep` has links to the others, which are not followed."""
+"""Where names and private members are counted; links in `eigensweep` are not followed."""
+SOURCE = (*FOLDERS, "search_spaces", "models", "tasks")
+"""The folders of all source."""
 PACKAGES = ("ray", "mlflow", "optuna")
 OTHERS = frozenset(("_exit", "_C", "_cuda_endAllocateToPool", "_cuda_releasePool"))
 """Private names of other packages: `os._exit`, and of PyTorch what a test with a GPU runs."""
@@ -105,7 +107,7 @@ def draw(graph: grimp.ImportGraph, folder: str) -> dict[str, int]:
     }
 
 
-def find_twice(root: Path, folders: Iterable[str] = HOUSE) -> dict[str, int]:
+def find_twice(root: Path, folders: Iterable[str] = FOLDERS) -> dict[str, int]:
     """Return the names of several classes, and of how many."""
     texts = (path.read_text(encoding="utf-8") for path in find_files(root, folders))
     names = Counter(n for text in texts for n in re.findall(r"^class (\w+)", text, re.MULTILINE))
@@ -149,7 +151,8 @@ def tell(root: Path) -> None:
     graph = read_imports(root)
     tops = [root / name for name in HOUSE]
     tops += sorted(p for p in (root / "eigensweep").iterdir() if p.is_dir() and not p.is_symlink())
-    rows = [{"folder": " + ".join(HOUSE), **count(find_files(root, HOUSE))}]
+    totals = {"all source": SOURCE, " + ".join(HOUSE): HOUSE}
+    rows = [{"folder": name, **count(find_files(root, fs))} for name, fs in totals.items()]
     for folder in (f for top in tops for f in (top, *sorted(top.rglob("*")))):
         parts = folder.relative_to(root).parts
         name = ".".join(("eigensweep", *parts[parts[0] == "eigensweep" :]))

@@ -33,11 +33,11 @@ import psutil  # type: ignore[import-untyped]
 import typer
 from platformdirs import user_data_path
 
-from eigensweep.private_folders import UnsafeFolderError, keep_secret, make_private
+from eigensweep.client import Client, RefusedError
+from eigensweep.client.tables import Table
+from eigensweep.command.frame import FAILURE, INTERRUPTED, Call, command
+from eigensweep.common.private_folders import UnsafeFolderError, keep_secret, make_private
 from eigensweep.search_spaces.labels import say_count
-from eigensweep.service.client import Client, RefusedError
-from eigensweep.service.client.tables import Table
-from eigensweep.service.command.frame import FAILURE, INTERRUPTED, Call, command
 from eigensweep.service.process import guard, mlflow_app
 from eigensweep.service.process.locking import hold_alone
 from eigensweep.service.process.ports import find_free_port

@@ -27,8 +27,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
-from eigensweep.service.client import Client
-from eigensweep.service.command.quickstart import running_service
+from eigensweep.client import Client
+from eigensweep.command.quickstart import running_service
 
 FOLDER = Path(__file__).parent / "pages"
 PLUGINS = Path(__file__).parents[1] / "tests" / "plugins"

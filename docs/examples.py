@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 from starlette.testclient import TestClient
 
+from eigensweep.protocol.messages import Place
 from eigensweep.results.seeds import summarise
 from eigensweep.results.trial_result import Outcome, ParameterCount, ReplicateResult
 from eigensweep.search_spaces.spec import ExperimentSpec
@@ -27,7 +28,6 @@ from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.sql import database
 from eigensweep.service.settings import Mlflow, Settings
-from eigensweep.workers.shared.messages import Place
 
 NOON = 1_795_176_000.0
 """20 November 2026, 12:00 (UTC)."""

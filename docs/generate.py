@@ -24,22 +24,22 @@ from typing import Any
 import typer
 
 from eigensweep.analyses import ANALYSES
+from eigensweep.client import Analysis, Client, Experiment, Reproduction
+from eigensweep.client.trial import Trial
+from eigensweep.client.trial_table import TrialTable
+from eigensweep.command.cli import app
 from eigensweep.models import MODELS
 from eigensweep.models.base import ModelConfig
 from eigensweep.search_spaces.editor_schema import make_editor_schema
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.service.api.app import EXAMPLES, create_app
 from eigensweep.service.api.routes.metrics import ServiceCollector, make_registry
-from eigensweep.service.client import Analysis, Client, Experiment, Reproduction
-from eigensweep.service.client.trial import Trial
-from eigensweep.service.client.trial_table import TrialTable
-from eigensweep.service.command.cli import app
 from eigensweep.service.queue.dispatcher import Dispatcher
 from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Settings
 from eigensweep.tasks import TASKS
-from eigensweep.workers.lanes.group import explain_alone
+from eigensweep.training.lanes.group import explain_alone
 from eigensweep.workers.processes.notebook import TrialResult, train
 
 REFERENCE = Path(__file__).parent / "reference"

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from eigensweep.service.client import Client as Client
+    from eigensweep.client import Client as Client
     from eigensweep.workers.processes.notebook import train as train
 
 __all__ = ["Client", "train"]
@@ -21,7 +21,7 @@ __all__ = ["Client", "train"]
 
 def __getattr__(name: str) -> Any:
     if name == "Client":
-        from eigensweep.service.client import Client
+        from eigensweep.client import Client
 
         return Client
     if name == "train":

@@ -18,7 +18,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel
 
-from eigensweep.own_packages import digest_all, digest_package
+from eigensweep.common.own_packages import digest_all, digest_package
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from eigensweep.plain_numbers import PlainNumbers
+from eigensweep.common.plain_numbers import PlainNumbers
 
 State = Tensor | tuple[Tensor, ...]
 """What a model carries from one part of a sequence to the next. Only the model itself reads it."""

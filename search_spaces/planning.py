@@ -7,7 +7,7 @@ as large as their spread, and of 100, for those that few seeds show.
 First steps to a threshold have an e-value by their signs: the seeds on which one side was first,
 against a fair coin.
 
-Source: Gönen et al. (2005); Robbins (1970) for the mixture over coins. `workers.shared.sequential`
+Source: Gönen et al. (2005); Robbins (1970) for the mixture over coins. `results.sequential`
 says why one may look after each seed.
 """
 

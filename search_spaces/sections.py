@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, Unio
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from eigensweep.direction import Better, sign
+from eigensweep.common.direction import Better, sign
 from eigensweep.models import MODELS
 from eigensweep.models.base import ModelConfig
 from eigensweep.registry import Registry

@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, SerializeAsAny
 
-from eigensweep.made_of import MadeOf
+from eigensweep.common.made_of import MadeOf
+from eigensweep.common.plain_numbers import PlainNumbers
 from eigensweep.models import MODELS
 from eigensweep.models.base import ModelConfig
-from eigensweep.plain_numbers import PlainNumbers
 from eigensweep.search_spaces.hashing import drop_removed_fields, select_hashed
 from eigensweep.tasks import TASKS
 from eigensweep.tasks.base import Metric, TaskConfig

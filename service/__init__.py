@@ -1,1 +1,1 @@
-"""The service and its clients: REST API, record, queue, process, Python client, command line."""
+"""The service: REST API, record, queue, process."""

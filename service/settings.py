@@ -25,11 +25,11 @@ from pydantic import (
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from sqlalchemy import make_url
 
+from eigensweep.common.logs import LogFormat
 from eigensweep.service.webhook_rules import check_url
-from eigensweep.workers.shared.files import is_url
-from eigensweep.workers.shared.logs import LogFormat
-from eigensweep.workers.shared.object_files import KEYS, LIBRARIES
-from eigensweep.workers.shared.thinning import Keep
+from eigensweep.store.files import is_url
+from eigensweep.store.object_files import KEYS, LIBRARIES
+from eigensweep.store.thinning import Keep
 
 PATIENCE_SECONDS: Final = 3.0
 """How long MLflow may take to answer."""

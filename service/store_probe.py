@@ -15,8 +15,8 @@ from concurrent.futures import Future, wait
 from contextvars import copy_context
 from typing import Any, Final, TypeVar
 
-from eigensweep.workers.shared.checkpoints import Store
-from eigensweep.workers.shared.durable_files import StorageError, StoreAwayError
+from eigensweep.store.checkpoints import Store
+from eigensweep.store.durable_files import StorageError, StoreAwayError
 
 T = TypeVar("T")
 

@@ -16,8 +16,8 @@ import torch
 from pydantic import ConfigDict, Field
 from torch import Tensor
 
-from eigensweep.direction import Better
-from eigensweep.plain_numbers import PlainNumbers
+from eigensweep.common.direction import Better
+from eigensweep.common.plain_numbers import PlainNumbers
 
 Split = Literal["valid", "test"]
 

@@ -25,14 +25,14 @@ from helpers import ray_mark
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of tiny networks only get in the way
 
+from eigensweep.protocol.messages import Place
+from eigensweep.protocol.shares import Capacity
 from eigensweep.results.trial_result import ParameterCount, ReplicateResult, Result
 from eigensweep.workers.cluster.nodes import Amounts, Node
-from eigensweep.workers.lanes.shares import Capacity
-from eigensweep.workers.shared.messages import Place
 
 if TYPE_CHECKING:
-    from eigensweep.workers.shared.ledger import Ledger
-from eigensweep.workers.shared.states import ExperimentEnd
+    from eigensweep.protocol.ledger import Ledger
+from eigensweep.protocol.states import ExperimentEnd
 
 
 def check_lines(filename: str | None = None, check: Any = linecache.checkcache) -> None:
@@ -290,12 +290,12 @@ def scripted_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Return the address of the real service, whose drivers are scripted: no Ray, no MLflow."""
     import uvicorn
 
+    from eigensweep.protocol.messages import DriverOptions
     from eigensweep.service.api.app import create_app
     from eigensweep.service.queue.dispatcher import Dispatcher
     from eigensweep.service.record.migrations import migrate
     from eigensweep.service.record.record import Record
     from eigensweep.service.settings import Settings
-    from eigensweep.workers.shared.messages import DriverOptions
 
     settings = Settings(home=tmp_path_factory.mktemp("home"))
     migrate(settings.database)
@@ -365,4 +365,4 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 def _no_trial_ends_the_tests(request, monkeypatch) -> None:
     """Watch no trial in this process: all tests together hold more than one may take."""
     if request.path.name != "test_memory_limit.py":
-        monkeypatch.setattr("eigensweep.workers.trial.memory_limit.watch", lambda order: None)
+        monkeypatch.setattr("eigensweep.training.memory_limit.watch", lambda order: None)

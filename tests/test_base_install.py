@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 HEAVY = {"torch", "numpy", "ray", "mlflow", "optuna", "sqlalchemy", "fastapi", "pandas"}
 MAIN = """
 import sys
-from eigensweep.service.command.cli import main
+from eigensweep.command.cli import main
 sys.argv = ["eigensweep", *{words!r}]
 main()
 """

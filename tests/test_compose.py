@@ -26,7 +26,7 @@ from helpers.composition import (
 from helpers.links import run_id_of
 from helpers.waiting import PATIENCE, wait_until
 
-from eigensweep.service.client import Client, RefusedError
+from eigensweep.client import Client, RefusedError
 from eigensweep.service.settings import Settings
 
 SPEC = {

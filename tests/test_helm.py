@@ -35,11 +35,11 @@ from ray.core.generated.autoscaler_pb2 import ClusterResourceConstraint
 from ray.core.generated.common_pb2 import LABEL_OPERATOR_IN as IN
 from typer.testing import CliRunner
 
+from eigensweep.command.cli import app as command_line
+from eigensweep.protocol.shares import share_of
 from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.service.api.routes import metrics
-from eigensweep.service.command.cli import app as command_line
 from eigensweep.service.settings import Settings
-from eigensweep.workers.lanes.shares import share_of
 
 OLDEST, NEWEST = "1.25", kubernetes_validate.latest_version()
 

@@ -27,9 +27,9 @@ ABSENT = {"fastapi", "starlette", "uvicorn", "sqlalchemy", "alembic", "mlflow", 
 RUN_AS_A_WORKER = """
 import eigensweep.workers.cluster.node_health
 import eigensweep.workers.driver.nodes.lanes  # `lanes: auto` measures on a worker
-import eigensweep.workers.lanes.actor
+import eigensweep.workers.processes.engine_actor
 import eigensweep.workers.processes.trial_process
-from eigensweep.workers.shared import logs
+from eigensweep.common import logs
 logs.set_up("json")
 from eigensweep import train
 from eigensweep.models import MODELS

@@ -50,7 +50,7 @@ def test_a_wheel_brings_the_command_line_and_the_licence(wheel: zipfile.ZipFile)
     scripts = configparser.ConfigParser()
     scripts.read_string(wheel.read(entry_points).decode())
 
-    assert scripts["console_scripts"]["eigensweep"] == "eigensweep.service.command.cli:main"
+    assert scripts["console_scripts"]["eigensweep"] == "eigensweep.command.cli:main"
     assert any(name.endswith("licenses/LICENSE") for name in wheel.namelist())
 
 

@@ -23,17 +23,17 @@ import yaml
 
 import eigensweep
 from eigensweep.analyses import ANALYSES
+from eigensweep.client import Client
+from eigensweep.command.cli import app
+from eigensweep.common.variables import KNOWN
 from eigensweep.models import MODELS
 from eigensweep.reports import book
 from eigensweep.search_spaces.presets import preset_names
 from eigensweep.search_spaces.reproductions import suite_names
 from eigensweep.search_spaces.tables import END, PAGE, START, markdown
-from eigensweep.service.client import Client
-from eigensweep.service.command.cli import app
 from eigensweep.service.settings import Settings
 from eigensweep.tasks import TASKS
 from eigensweep.tasks.corpora import all_under
-from eigensweep.variables import KNOWN
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(str(p.relative_to(ROOT)) for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -287,7 +287,7 @@ def test_the_reference_lists_each_environment_variable() -> None:
     listed = set(re.findall(r"`(EIGENSWEEP_\w+)`", read("docs/reference/settings.md")))
 
     unlisted = {"EIGENSWEEP_STARTED_BY"}  # nobody sets it by hand
-    assert listed | unlisted == KNOWN, "bring eigensweep/variables.py up to date"
+    assert listed | unlisted == KNOWN, "bring eigensweep/common/variables.py up to date"
 
 
 @cache

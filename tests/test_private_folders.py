@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eigensweep.private_folders import UnsafeFolderError, make_private, require_own
+from eigensweep.common.private_folders import UnsafeFolderError, make_private, require_own
 
 
 def mode(path: Path) -> int:

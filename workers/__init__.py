@@ -1,1 +1,1 @@
-"""What trains trials and runs experiments. Importing it loads neither torch nor Ray nor MLflow."""
+"""What searches, runs trials and delivers them. Importing it loads neither torch nor Ray."""

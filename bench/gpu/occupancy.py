@@ -25,12 +25,12 @@ from bench.gpu import pictures
 from bench.gpu.sections import Notes, Plan
 from bench.report import add_json, add_quick, describe, new_parser, say, table, write
 from bench.rounds import settle
+from eigensweep.protocol.code import own_code
+from eigensweep.protocol.messages import Order
 from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.workers.lanes.engine import Engine
-from eigensweep.workers.lanes.occupancy import Span
-from eigensweep.workers.shared.code import own_code
-from eigensweep.workers.shared.messages import Order
+from eigensweep.training.lanes.engine import Engine
+from eigensweep.training.lanes.occupancy import Span
 
 REFILLED = "refilled at once"
 WAYS = {REFILLED: True, "filled together": False}

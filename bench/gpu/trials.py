@@ -14,8 +14,8 @@ from eigensweep.models.recurrence.native.gated import Cell
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.tasks import TASKS
 from eigensweep.tasks.base import Batch, Split, Task, TaskConfig
-from eigensweep.workers.lanes.group import Group
-from eigensweep.workers.trial.training import Training
+from eigensweep.training.lanes.group import Group
+from eigensweep.training.training import Training
 
 NEVER = 10**9
 """Steps of a trial that does not end, and until its first evaluation after the beginning."""

@@ -29,9 +29,9 @@ from eigensweep.analyses.messages import (
     AnalysisOrder,
     Outcome,
 )
+from eigensweep.common.parents import end_with_parent
 from eigensweep.results.figures import save
-from eigensweep.workers.shared.durable_files import StorageError, write_whole
-from eigensweep.workers.shared.parents import end_with_parent
+from eigensweep.store.durable_files import StorageError, write_whole
 
 
 def main(folder: Path, text: str) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, JsonValue
 
-from eigensweep.direction import Better
+from eigensweep.common.direction import Better
 from eigensweep.search_spaces.trial import Strict, TrialConfig
 
 if TYPE_CHECKING:

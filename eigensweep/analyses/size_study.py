@@ -19,11 +19,11 @@ from eigensweep.analyses.base import (
     TrialSubject,
     six_digits,
 )
-from eigensweep.direction import best, sign
+from eigensweep.common.direction import best, sign
 from eigensweep.results import figures
 from eigensweep.search_spaces.trial import Strict
+from eigensweep.store.checkpoints import Store
 from eigensweep.tasks.base import Metric, TaskConfig
-from eigensweep.workers.shared.checkpoints import Store
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -29,8 +29,8 @@ from eigensweep.models import MODELS
 from eigensweep.models.analysis.spectra import recurrent_spectra
 from eigensweep.results import figures
 from eigensweep.search_spaces.trial import Strict, TrialConfig
-from eigensweep.workers.shared import spectrum_files
-from eigensweep.workers.shared.checkpoints import Store
+from eigensweep.store import spectrum_files
+from eigensweep.store.checkpoints import Store
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from eigensweep.analyses.base import Folders, TrialOptions, TrialSubject
 from eigensweep.models.base import Model
+from eigensweep.store.checkpoints import Snapshot, Store
 from eigensweep.tasks.base import Task
-from eigensweep.workers.shared.checkpoints import Snapshot, Store
-from eigensweep.workers.trial.selection import selected_weights
-from eigensweep.workers.trial.training import Training
+from eigensweep.training.selection import selected_weights
+from eigensweep.training.training import Training
 
 
 class NotFiniteError(ValueError):

@@ -15,6 +15,7 @@ from io import BytesIO
 from pathlib import Path
 
 from eigensweep.corpora.offered_files import Offered, UnreadableError, find_files
+from eigensweep.store.durable_files import StorageError, write_whole
 from eigensweep.tasks.corpora import FileGroup, KnownCorpus
 from eigensweep.tasks.corpus import (
     MD5,
@@ -24,7 +25,6 @@ from eigensweep.tasks.corpus import (
     find_problem,
     name_digest,
 )
-from eigensweep.workers.shared.durable_files import StorageError, write_whole
 
 MAX_PACKED_BYTES = 100_000_000
 """A larger gzip file is not unpacked."""

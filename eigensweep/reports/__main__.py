@@ -15,6 +15,7 @@ from pathlib import Path
 
 from eigensweep.analyses.delivery import NotDeliveredError, deliver_files
 from eigensweep.analyses.messages import PNG, SVG
+from eigensweep.common.parents import end_with_parent
 from eigensweep.reports import markdown, page, pictures
 from eigensweep.reports.messages import (
     CURVES,
@@ -30,8 +31,7 @@ from eigensweep.reports.messages import (
 )
 from eigensweep.reports.report import ReportContent, make_report
 from eigensweep.reports.results import collect, write_results
-from eigensweep.workers.shared.durable_files import write_whole
-from eigensweep.workers.shared.parents import end_with_parent
+from eigensweep.store.durable_files import write_whole
 
 
 def main(folder: Path, text: str) -> None:

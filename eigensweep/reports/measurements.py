@@ -10,7 +10,7 @@ from math import inf
 from statistics import fmean, stdev
 from typing import Any, Protocol
 
-from eigensweep.direction import Better, sign
+from eigensweep.common.direction import Better, sign
 from eigensweep.reports.messages import KeptAnalysis, MeasuredExperiment, MeasuredTrial
 from eigensweep.reports.verdicts import ArmNumbers
 from eigensweep.results.ranking import cost
@@ -18,8 +18,8 @@ from eigensweep.results.statistics import Domain, find_domain
 from eigensweep.results.trial_result import ReplicateResult, Result
 from eigensweep.search_spaces.reproductions import Measure
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.workers.shared.curves import CurvePoint
-from eigensweep.workers.shared.durable_files import StorageError
+from eigensweep.store.curves import CurvePoint
+from eigensweep.store.durable_files import StorageError
 
 TRAINED = ("completed", "reused", "pruned", "diverged")
 """Ends of a trial after which its numbers say something about its configuration."""

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from pydantic import Field, JsonValue
 
-from eigensweep.direction import Better
+from eigensweep.common.direction import Better
 from eigensweep.search_spaces.reproductions import Budget
 from eigensweep.search_spaces.trial import Strict
 

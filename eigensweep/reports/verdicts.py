@@ -17,7 +17,7 @@ from math import comb, exp, hypot, inf, isinf, log
 from statistics import median
 from typing import Literal
 
-from eigensweep.direction import Better
+from eigensweep.common.direction import Better
 from eigensweep.results.sequential import (
     count_first,
     find_interval,

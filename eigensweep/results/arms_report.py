@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NotRequired, Protocol, TypedDict
 
-from eigensweep.direction import Better
+from eigensweep.common.direction import Better
 from eigensweep.results.racing import find_race
 from eigensweep.results.ranking import Ranked, find_best, rank
 from eigensweep.results.trial_result import Metrics, Result, find_ratio

@@ -8,7 +8,7 @@ from itertools import combinations
 from math import inf
 from typing import Any, ClassVar, Literal, Protocol
 
-from eigensweep.direction import Better
+from eigensweep.common.direction import Better
 from eigensweep.results.ranking import RANKED
 from eigensweep.results.sequential import Look, SoFar, look, look_back
 from eigensweep.results.statistics import (

@@ -23,7 +23,7 @@ from itertools import pairwise
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, ClassVar
 
-from eigensweep.direction import Better
+from eigensweep.common.direction import Better
 from eigensweep.results.ranking import RANKED, Ranked, cost
 from eigensweep.results.sequential import VerdictSoFar, judge
 from eigensweep.results.statistics import SIGNIFICANCE

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from math import inf
 from typing import Final, Protocol, TypeVar
 
-from eigensweep.direction import Better, sign
+from eigensweep.common.direction import Better, sign
 from eigensweep.results.trial_result import Result
 
 RANKED: Final[frozenset[str]] = frozenset({"completed", "reused"})

@@ -15,7 +15,7 @@ from math import exp, fsum, inf, log, sqrt
 from statistics import fmean
 from typing import ClassVar, Literal
 
-from eigensweep.direction import Better, sign
+from eigensweep.common.direction import Better, sign
 from eigensweep.results.statistics import (
     LARGEST_EXPONENT,
     SIGNIFICANCE,

@@ -20,7 +20,7 @@ from math import exp, fsum, inf, isfinite, sqrt
 from statistics import fmean
 from typing import ClassVar, Literal
 
-from eigensweep.direction import Better, sign
+from eigensweep.common.direction import Better, sign
 
 CONFIDENCE = 0.95
 """How often an interval covers the true value."""

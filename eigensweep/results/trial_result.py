@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from eigensweep.plain_data import Message
+from eigensweep.common.plain_data import Message
 from eigensweep.results.statistics import Summary, find_domain, summarize
 
 Outcome = Literal[

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from eigensweep.direction import sign
+from eigensweep.common.direction import sign
 from eigensweep.results.comparison import TRAINING_ONLY, NamedMetric, list_differing
 from eigensweep.results.effort import Estimate, Search, choose_counts, compare_best, judge
 from eigensweep.results.ranking import RANKED, cost

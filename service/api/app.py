@@ -12,6 +12,7 @@ from fastapi import APIRouter, FastAPI, params
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute
 
+from eigensweep.common import traces
 from eigensweep.service.api.answers.errors import Responses, answer_errors, describe_errors
 from eigensweep.service.api.answers.schemas import Views
 from eigensweep.service.api.answers.shared_answers import SingleFlight
@@ -56,7 +57,6 @@ from eigensweep.service.record.users.accounts import Accounts
 from eigensweep.service.record.users.audit import Audit
 from eigensweep.service.settings import Mlflow, Settings, read_version
 from eigensweep.service.store_probe import StoreProbe
-from eigensweep.workers.shared import traces
 
 REFUSALS: Final = describe_errors(401, 403, 429, 503)
 """What every route that needs a caller can answer: `Access` does, before the route is asked."""

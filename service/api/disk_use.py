@@ -9,7 +9,7 @@ from typing import Final
 
 from eigensweep.service.api.answers.shared_answers import TimedCache
 from eigensweep.service.settings import Settings
-from eigensweep.workers.shared.disk_use import StoreUse, measure, measure_store
+from eigensweep.store.disk_use import StoreUse, measure, measure_store
 
 FRESH_SECONDS: Final = 5.0
 """Seconds for which what was measured is shown again at least."""

@@ -8,6 +8,7 @@ from typing import Annotated, Protocol, TypeVar
 
 from fastapi import Depends, Request
 
+from eigensweep.protocol.shares import Capacity
 from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.service.api.answers.schemas import Views
 from eigensweep.service.api.answers.tailer import Tailer
@@ -22,7 +23,6 @@ from eigensweep.service.record.users.audit import Audit
 from eigensweep.service.settings import Mlflow, Settings
 from eigensweep.service.store_probe import StoreProbe
 from eigensweep.workers.cluster.nodes import Node
-from eigensweep.workers.lanes.shares import Capacity
 
 T = TypeVar("T")
 

@@ -38,17 +38,17 @@ from typing import IO, Final, cast
 
 from sqlalchemy import Connection, make_url, select
 
-from eigensweep.private_folders import require_private
+from eigensweep.common.private_folders import require_private
+from eigensweep.protocol.states import OPEN_TRIALS
 from eigensweep.search_spaces.labels import say_count
 from eigensweep.service.process.locking import hold_alone
 from eigensweep.service.record import migrations
 from eigensweep.service.record.sql import copying, database
 from eigensweep.service.record.sql.tables import TrialRow
 from eigensweep.service.settings import Settings, read_version
-from eigensweep.workers.shared.checkpoints import Store
-from eigensweep.workers.shared.copies import copy_out
-from eigensweep.workers.shared.files import is_url
-from eigensweep.workers.shared.states import OPEN_TRIALS
+from eigensweep.store.checkpoints import Store
+from eigensweep.store.copies import copy_out
+from eigensweep.store.files import is_url
 
 FORMAT: Final = 2
 """The form of the archive; a later one that cannot be read by this version has another number."""

@@ -32,13 +32,13 @@ from pydantic import ValidationError
 from sqlalchemy import make_url, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from eigensweep.private_folders import UnsafeFolderError, require_private
+from eigensweep.common.private_folders import UnsafeFolderError, require_private
+from eigensweep.common.variables import describe_unknown, find_unknown
 from eigensweep.search_spaces.labels import say_count
 from eigensweep.service.settings import Settings, explain_settings
-from eigensweep.variables import describe_unknown, find_unknown
-from eigensweep.workers.shared.disk_space import LEAST_FILES, find_low
-from eigensweep.workers.shared.durable_files import StorageError, StoreKeysError
-from eigensweep.workers.shared.files import is_url
+from eigensweep.store.disk_space import LEAST_FILES, find_low
+from eigensweep.store.durable_files import StorageError, StoreKeysError
+from eigensweep.store.files import is_url
 
 State = Literal["ok", "warning", "problem"]
 
@@ -137,7 +137,7 @@ def _explain_settings(error: ValidationError) -> Iterator[Finding]:
 
 
 def _read_url(settings: Settings) -> str | None:
-    from eigensweep.service.client.connection import read_own_url
+    from eigensweep.client.connection import read_own_url
 
     return read_own_url(settings.home)
 
@@ -336,7 +336,7 @@ def _look_at_object_store(url: str) -> Finding:
 
     That is to write, read, list and remove, and a put that is refused where the object exists.
     """
-    from eigensweep.workers.shared.files import open_files, try_out
+    from eigensweep.store.files import open_files, try_out
 
     began = time.monotonic()
     try:

@@ -20,6 +20,9 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Final, Literal
 
+from eigensweep.protocol.ledger import Ledger
+from eigensweep.protocol.messages import DriverOptions, SpecJson
+from eigensweep.protocol.shares import Capacity
 from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.service.counters import RESTARTS
 from eigensweep.service.process import guard
@@ -27,12 +30,9 @@ from eigensweep.service.queue.dispatcher import LauncherAwayError
 from eigensweep.service.settings import StartError
 from eigensweep.workers.cluster.drivers import DriverProcess, Drivers
 from eigensweep.workers.cluster.nodes import Look, Node, RayPlace
+from eigensweep.workers.deaths import Death
 from eigensweep.workers.driver.nodes.capacity import look_for_room
 from eigensweep.workers.driver.zygote import DriverOrder
-from eigensweep.workers.lanes.shares import Capacity
-from eigensweep.workers.shared.deaths import Death
-from eigensweep.workers.shared.ledger import Ledger
-from eigensweep.workers.shared.messages import DriverOptions, SpecJson
 
 logger = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from eigensweep.common.parents import end_with_parent
 from eigensweep.service.api.mlflow.mlflow_requests import CHANGES, is_read, name_request
-from eigensweep.workers.shared.parents import end_with_parent
 
 TOKEN: Final = "EIGENSWEEP_MLFLOW_TOKEN"
 QUIET: Final = {

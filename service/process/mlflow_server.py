@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from eigensweep.private_folders import keep_secret
+from eigensweep.common.private_folders import keep_secret
 from eigensweep.service.counters import RESTARTS
 from eigensweep.service.process import mlflow_app
 

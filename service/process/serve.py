@@ -25,15 +25,15 @@ from anyio import to_thread
 from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
+from eigensweep.common import logs, traces
+from eigensweep.common.loading import load_for_good
+from eigensweep.common.variables import warn_of_unknown
+from eigensweep.protocol.messages import DriverOptions
 from eigensweep.service.process import home, ports
 from eigensweep.service.process.mlflow_server import MlflowServer
 from eigensweep.service.settings import Mlflow, Settings, StartError, explain_settings, is_loopback
-from eigensweep.variables import warn_of_unknown
+from eigensweep.store.durable_files import disk_failure
 from eigensweep.workers.cluster.drivers import DRIVER_BYTES
-from eigensweep.workers.shared import logs, traces
-from eigensweep.workers.shared.durable_files import disk_failure
-from eigensweep.workers.shared.loading import load_for_good
-from eigensweep.workers.shared.messages import DriverOptions
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -388,7 +388,7 @@ def _make_runner(
     from eigensweep.service.queue.reproductions import ReproductionHandler
     from eigensweep.service.queue.retention import PruningHandler, RetentionRule
     from eigensweep.service.queue.webhooks import WebhookHandler
-    from eigensweep.workers.shared.checkpoints import Store
+    from eigensweep.store.checkpoints import Store
 
     record, storage, files = service.record, settings.storage_folder, threading.Lock()
     schedule = RetentionRule(settings.keep, settings.retention_days, settings.retention_hours)

@@ -16,6 +16,11 @@ from typing import Final, Literal, Protocol
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from eigensweep.common import logs, traces
+from eigensweep.protocol.ledger import Ledger
+from eigensweep.protocol.messages import DriverOptions, SpecJson
+from eigensweep.protocol.shares import Capacity
+from eigensweep.protocol.states import DRIVEN, ENDED
 from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.service.counters import RESTARTS
 from eigensweep.service.record.errors import NotLeadingError
@@ -24,15 +29,10 @@ from eigensweep.service.record.record import Record, Unfinished
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.users.shares import Shares
 from eigensweep.service.store_probe import StoreProbe
+from eigensweep.store.checkpoints import replicate_key
+from eigensweep.store.durable_files import StorageError, StoreAwayError
 from eigensweep.workers.cluster.nodes import Node
-from eigensweep.workers.lanes.shares import Capacity
-from eigensweep.workers.shared import logs, traces
-from eigensweep.workers.shared.checkpoints import replicate_key
-from eigensweep.workers.shared.deaths import Death
-from eigensweep.workers.shared.durable_files import StorageError, StoreAwayError
-from eigensweep.workers.shared.ledger import Ledger
-from eigensweep.workers.shared.messages import DriverOptions, SpecJson
-from eigensweep.workers.shared.states import DRIVEN, ENDED
+from eigensweep.workers.deaths import Death
 
 logger = logging.getLogger(__name__)
 

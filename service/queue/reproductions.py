@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
+from eigensweep.protocol.states import ENDED, OPEN_ANALYSES
 from eigensweep.reports import messages
 from eigensweep.reports.measurements import ArmsMeasured, join_trials
 from eigensweep.search_spaces.errors import SpecError
@@ -38,8 +39,7 @@ from eigensweep.service.record.requests.reproductions import (
     read_resources,
 )
 from eigensweep.service.record.sql.tables import JobKind, JobRow
-from eigensweep.workers.shared.checkpoints import Store
-from eigensweep.workers.shared.states import ENDED, OPEN_ANALYSES
+from eigensweep.store.checkpoints import Store
 
 logger = logging.getLogger(__name__)
 

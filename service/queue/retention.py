@@ -13,16 +13,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar
 
+from eigensweep.protocol.states import ENDED
 from eigensweep.service.queue.jobs import Handler, NotDoneError, StoppedError
 from eigensweep.service.record.changes.retention import DAY
 from eigensweep.service.record.errors import ConflictError, NotFoundError
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.sql.tables import JobKind, JobRow
-from eigensweep.workers.shared import corpora
-from eigensweep.workers.shared.checkpoints import Store, trial_key
-from eigensweep.workers.shared.durable_files import StorageError
-from eigensweep.workers.shared.states import ENDED
-from eigensweep.workers.shared.thinning import Keep, thin_out
+from eigensweep.store import corpora
+from eigensweep.store.checkpoints import Store, trial_key
+from eigensweep.store.durable_files import StorageError
+from eigensweep.store.thinning import Keep, thin_out
 
 logger = logging.getLogger(__name__)
 

@@ -24,6 +24,7 @@ from typing import ClassVar, Final
 import httpx2
 from sqlalchemy.orm import Session
 
+from eigensweep.common import logs
 from eigensweep.results.ranking import RANKED
 from eigensweep.service.queue.jobs import Handler, NeverError, NotDoneError
 from eigensweep.service.record.jobs import Jobs
@@ -31,7 +32,6 @@ from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.tables import ExperimentRow, JobKind, JobRow
 from eigensweep.service.record.views.queries import count_states
 from eigensweep.service.webhook_rules import HTTPS_PORT, WebhookRefusedError, check_url, is_allowed
-from eigensweep.workers.shared import logs
 
 logger = logging.getLogger(__name__)
 

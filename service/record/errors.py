@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eigensweep.workers.shared.states import name_actions
+from eigensweep.protocol.states import name_actions
 
 
 class NotFoundError(LookupError):

@@ -13,6 +13,9 @@ from uuid import uuid4
 
 from sqlalchemy import select, update
 
+from eigensweep.protocol import states
+from eigensweep.protocol.ledger import error_of_undone
+from eigensweep.protocol.messages import ConfigJson, Notice
 from eigensweep.results.ranking import RANKED, UNRANKED, cost
 from eigensweep.results.trial_result import Outcome
 from eigensweep.service.record.errors import WrongMoveError
@@ -32,9 +35,6 @@ from eigensweep.service.record.sql.tables import (
 )
 from eigensweep.service.record.sql.walks import choose, is_in, walk
 from eigensweep.service.record.users.usage import count_use
-from eigensweep.workers.shared import states
-from eigensweep.workers.shared.ledger import error_of_undone
-from eigensweep.workers.shared.messages import ConfigJson, Notice
 
 _OPEN: Final = choose(is_in(states.OPEN_TRIALS))
 

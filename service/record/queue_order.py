@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from eigensweep.protocol.states import DRIVEN
 from eigensweep.service.record.sql.rows import read_all
 from eigensweep.service.record.sql.tables import ExperimentRow
-from eigensweep.workers.shared.states import DRIVEN
 
 
 def list_queue(session: Session, limit: int) -> list[str]:

@@ -13,6 +13,9 @@ from functools import partial
 from sqlalchemy import func, or_, select
 from sqlalchemy.exc import IntegrityError
 
+from eigensweep.common import traces
+from eigensweep.protocol.messages import Notice, SpecJson
+from eigensweep.protocol.states import DRIVEN, ENDED, OPEN_TRIALS
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record.changes.control import lock
 from eigensweep.service.record.changes.posting import check_quotas, make_row
@@ -34,9 +37,6 @@ from eigensweep.service.record.sql.tables import (
     Webhook,
 )
 from eigensweep.service.record.views.queries import count_states
-from eigensweep.workers.shared import traces
-from eigensweep.workers.shared.messages import Notice, SpecJson
-from eigensweep.workers.shared.states import DRIVEN, ENDED, OPEN_TRIALS
 
 MOST_LOOKED_AT = 100
 """Trials at which is looked, at most, to see whether an experiment comes on."""

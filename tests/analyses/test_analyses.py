@@ -27,9 +27,9 @@ from eigensweep.analyses.weights import load_network, load_snapshot
 from eigensweep.models.analysis.gradient_norms import gradient_norms
 from eigensweep.results import figures
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.workers.shared import spectrum_files
-from eigensweep.workers.shared.checkpoints import Store
-from eigensweep.workers.trial.attempt import Attempt
+from eigensweep.store import spectrum_files
+from eigensweep.store.checkpoints import Store
+from eigensweep.training.attempt import Attempt
 
 BASE: dict[str, Any] = {
     "task": {"name": "adding", "length": 9, "batch_size": 6, "train_size": 60},

@@ -9,11 +9,11 @@ from typing import Any
 from orders import make_order
 from toys import trial
 
-from eigensweep.workers.lanes.engine import Engine
-from eigensweep.workers.lanes.groups import Sharing
-from eigensweep.workers.lanes.members import MemberLane
-from eigensweep.workers.lanes.turns import LaneError
-from eigensweep.workers.shared.messages import Order, Report
+from eigensweep.protocol.messages import Order, Report
+from eigensweep.training.lanes.engine import Engine
+from eigensweep.training.lanes.groups import Sharing
+from eigensweep.training.lanes.members import MemberLane
+from eigensweep.training.lanes.turns import LaneError
 
 
 class Clock:

@@ -11,12 +11,12 @@ import pytest
 from file_ledger import FileLedger
 from waiting import PATIENCE, wait_until
 
+from eigensweep.protocol.code import own_code, own_parts
+from eigensweep.protocol.ledger import Ledger
+from eigensweep.protocol.messages import DriverOptions
 from eigensweep.workers.cluster.drivers import DriverProcess, Drivers
 from eigensweep.workers.cluster.ray_cluster import RayCluster
 from eigensweep.workers.driver.zygote import DriverOrder
-from eigensweep.workers.shared.code import own_code, own_parts
-from eigensweep.workers.shared.ledger import Ledger
-from eigensweep.workers.shared.messages import DriverOptions
 
 HERE = Path(__file__).parent
 PLUGINS = HERE.parent / "plugins"

@@ -12,10 +12,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from eigensweep.results.seeds import cut_seeds
-from eigensweep.results.trial_result import Metrics, Outcome, Result, Source
-from eigensweep.workers.shared.fair_shares import Allotment, Claimant, Demand, allot
-from eigensweep.workers.shared.ledger import (
+from eigensweep.protocol.fair_shares import Allotment, Claimant, Demand, allot
+from eigensweep.protocol.ledger import (
     NOTHING,
     Earlier,
     Finished,
@@ -25,8 +23,10 @@ from eigensweep.workers.shared.ledger import (
     SupersededError,
     TrialEntry,
 )
-from eigensweep.workers.shared.messages import ConfigJson, Notice, Params, Place, Takeover
-from eigensweep.workers.shared.states import INSTRUCTIVE, OPEN_TRIALS, Intent, Phase
+from eigensweep.protocol.messages import ConfigJson, Notice, Params, Place, Takeover
+from eigensweep.protocol.states import INSTRUCTIVE, OPEN_TRIALS, Intent, Phase
+from eigensweep.results.seeds import cut_seeds
+from eigensweep.results.trial_result import Metrics, Outcome, Result, Source
 
 
 class FileLedger:

@@ -10,10 +10,10 @@ from helpers.waiting import wait_until
 from mlflow import MlflowClient
 from sqlalchemy import select
 
+from eigensweep.protocol.states import ENDED
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.tables import EventRow
-from eigensweep.workers.shared.checkpoints import Store, replicate_key
-from eigensweep.workers.shared.states import ENDED
+from eigensweep.store.checkpoints import Store, replicate_key
 
 CHECKPOINT_SECONDS = 2.0
 LOG, EVALUATE = 5, 25

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from eigensweep.workers.shared.code import own_code
-from eigensweep.workers.shared.messages import Order
+from eigensweep.protocol.code import own_code
+from eigensweep.protocol.messages import Order
 
 
 def make_order(**fields: Any) -> Order:

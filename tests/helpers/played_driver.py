@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from eigensweep.protocol import code
+from eigensweep.protocol.ledger import SupersededError
+from eigensweep.store.durable_files import StoreAwayError
 from eigensweep.workers.driver import process, zygote
-from eigensweep.workers.shared import code
-from eigensweep.workers.shared.durable_files import StoreAwayError
-from eigensweep.workers.shared.ledger import SupersededError
 
 ERRORS: dict[str, BaseException] = {
     "failure": ValueError("a bug"),

@@ -16,7 +16,7 @@ import pytest
 
 PROGRAMS = {"gcs_server", "raylet"}
 """Ray's own processes."""
-MODULES = {"eigensweep.service.process.serve", "eigensweep.service.command.quickstart"}
+MODULES = {"eigensweep.service.process.serve", "eigensweep.command.quickstart"}
 COMMANDS = {("ray", "start"), ("eigensweep", "serve")}
 
 _popen = subprocess.Popen.__init__

@@ -19,8 +19,8 @@ from eigensweep.service.queue.jobs import JobRunner
 from eigensweep.service.queue.reproductions import ReproductionHandler
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
-from eigensweep.workers.shared.checkpoints import Store, replicate_key
-from eigensweep.workers.shared.curves import CurvePoint
+from eigensweep.store.checkpoints import Store, replicate_key
+from eigensweep.store.curves import CurvePoint
 
 NAME = "nnrnn/figure-5b"
 """A suite with one experiment and no analysis."""

@@ -10,6 +10,8 @@ from typing import Any
 
 from file_ledger import FileLedger
 
+from eigensweep.protocol.messages import DriverOptions, Order, Place, Report
+from eigensweep.protocol.shares import share_of
 from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.experiment import make_order
@@ -17,8 +19,6 @@ from eigensweep.workers.driver.nodes.cordons import NOWHERE, Cordons
 from eigensweep.workers.driver.search.study import Study
 from eigensweep.workers.driver.sweep import Job, Sweep
 from eigensweep.workers.driver.tune.searcher import ExperimentSearch
-from eigensweep.workers.lanes.shares import share_of
-from eigensweep.workers.shared.messages import DriverOptions, Order, Place, Report
 
 COPYING: dict[str, Any] = {
     "name": "copying",

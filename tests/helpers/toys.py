@@ -14,7 +14,7 @@ from torch import nn
 from eigensweep.models.base import Model, ModelConfig, ParamGroup
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.tasks.base import Batch, Metric, Shapes, Task, TaskConfig
-from eigensweep.workers.trial.training import Training
+from eigensweep.training.training import Training
 
 
 class LineConfig(ModelConfig):

@@ -29,7 +29,7 @@ from eigensweep.models.recurrence import reference
 from eigensweep.models.recurrence.cuda import gated, kernels, scan
 from eigensweep.models.recurrence.native.gated import Cell
 from eigensweep.models.recurrence.ungated import recur
-from eigensweep.workers.trial.errors import is_of_the_device, is_out_of_memory
+from eigensweep.training.errors import is_of_the_device, is_out_of_memory
 
 HERE = Path(__file__).parent
 OUT_OF_MEMORY, LAUNCH_FAILED = 2, 719

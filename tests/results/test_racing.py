@@ -14,13 +14,13 @@ from file_ledger import FileLedger
 from scipy import stats
 from sweeps import SCORNN, Bench, spec
 
+from eigensweep.protocol.ledger import Finished
+from eigensweep.protocol.messages import Order
 from eigensweep.results.racing import Race, find_race, run_race
 from eigensweep.results.seeds import cut_seeds, summarise
 from eigensweep.results.trial_result import ReplicateResult, Result, Source
 from eigensweep.search_spaces.planning import find_seeds
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.workers.shared.ledger import Finished
-from eigensweep.workers.shared.messages import Order
 
 ROUNDS = [*range(3, 11)]
 

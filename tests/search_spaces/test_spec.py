@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from eigensweep.client.spec_file import parse_settings, read
 from eigensweep.models import MODELS
 from eigensweep.search_spaces.checks import check_spec
 from eigensweep.search_spaces.errors import InvalidPointError, SeveralErrors, SpecError
@@ -20,7 +21,6 @@ from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec, read_spec
 from eigensweep.search_spaces.spec_text import read_text
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.service.client.spec_file import parse_settings, read
 
 YAML = """
 task: {name: copying, delay: 20}

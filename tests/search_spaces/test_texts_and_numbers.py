@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from eigensweep.client.spec_file import InputError, parse, parse_toml
 from eigensweep.search_spaces.problems import list_problems
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.spec_text import TextError, read_text
-from eigensweep.service.client.spec_file import InputError, parse, parse_toml
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{inner}'] * 9)}]\n"

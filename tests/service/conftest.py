@@ -17,6 +17,8 @@ from postgresql import PostgresqlServer, run_postgresql
 from starlette.testclient import TestClient
 from waiting import wait_until
 
+from eigensweep.protocol.messages import DriverOptions
+from eigensweep.protocol.shares import Capacity
 from eigensweep.service.api.app import create_app
 from eigensweep.service.process.mlflow_server import MlflowServer
 from eigensweep.service.queue.dispatcher import Dispatcher
@@ -26,9 +28,7 @@ from eigensweep.service.record.record import Record
 from eigensweep.service.record.sql import database
 from eigensweep.service.settings import Settings
 from eigensweep.workers.cluster.nodes import Amounts, Node
-from eigensweep.workers.lanes.shares import Capacity
-from eigensweep.workers.shared.deaths import Death
-from eigensweep.workers.shared.messages import DriverOptions
+from eigensweep.workers.deaths import Death
 
 OPTIONS = DriverOptions(storage="/storage")
 

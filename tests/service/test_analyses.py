@@ -20,18 +20,18 @@ from eigensweep.analyses import ANALYSES
 from eigensweep.analyses.__main__ import main as carry_out
 from eigensweep.analyses.base import ExperimentSubject, TrialSubject
 from eigensweep.analyses.messages import Outcome
+from eigensweep.client import Client
+from eigensweep.command.cli import app as command_line
 from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.app import create_app
-from eigensweep.service.client import Client
-from eigensweep.service.command.cli import app as command_line
 from eigensweep.service.queue.analyses import AnalysisHandler
 from eigensweep.service.queue.jobs import JobRunner, StoppedError
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.requests.analyses import Analyses, AnalysisSpec
 from eigensweep.service.settings import Settings
-from eigensweep.workers.shared.checkpoints import Store
+from eigensweep.store.checkpoints import Store
 
 SMALL = {"name": "transient_norms", "options": {"size": 6, "steps": 8, "vectors": 4, "beta": 0}}
 

@@ -18,6 +18,9 @@ from starlette.testclient import TestClient
 from waiting import wait_until
 
 from eigensweep.models import MODELS
+from eigensweep.protocol.messages import Notice, Place
+from eigensweep.protocol.shares import Capacity
+from eigensweep.protocol.states import ACTIONS
 from eigensweep.results.trial_result import ParameterCount, ReplicateResult, Result
 from eigensweep.search_spaces.memory import MemoryEstimate, estimate_arms
 from eigensweep.search_spaces.presets import preset_names
@@ -42,12 +45,9 @@ from eigensweep.service.api.routes.reproductions import ReproductionNow
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.sql.database import engine
 from eigensweep.service.settings import Mlflow
+from eigensweep.store import disk_space
+from eigensweep.store.durable_files import StoreAwayError
 from eigensweep.tasks import TASKS
-from eigensweep.workers.lanes.shares import Capacity
-from eigensweep.workers.shared import disk_space
-from eigensweep.workers.shared.durable_files import StoreAwayError
-from eigensweep.workers.shared.messages import Notice, Place
-from eigensweep.workers.shared.states import ACTIONS
 
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1}
 PLACE = Place(node="here", pid=7, device="cpu")

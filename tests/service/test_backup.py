@@ -26,9 +26,10 @@ from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 from typer.testing import CliRunner
 
+from eigensweep.command.cli import app as command_line
+from eigensweep.protocol.states import OUTCOMES
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.service.command.cli import app as command_line
 from eigensweep.service.process import backup
 from eigensweep.service.process.backup import BackupError, back_up, restore
 from eigensweep.service.process.locking import hold_alone
@@ -37,9 +38,8 @@ from eigensweep.service.record.migrations import RecordUnusableError, migrate
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.sql import copying, database
 from eigensweep.service.settings import Settings
-from eigensweep.workers.shared.checkpoints import Store, replicate_key
-from eigensweep.workers.shared.states import OUTCOMES
-from eigensweep.workers.trial.attempt import Attempt
+from eigensweep.store.checkpoints import Store, replicate_key
+from eigensweep.training.attempt import Attempt
 
 STEPS = 80
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)

@@ -16,16 +16,16 @@ from helpers.reproduced import NAME, Reproducer, play_driver
 from pydantic import SecretStr
 from starlette.testclient import TestClient
 
+from eigensweep.client.answers import format_experiment
+from eigensweep.client.trial_table import TrialTable
+from eigensweep.protocol.messages import Takeover
 from eigensweep.results.seeds import summarise
 from eigensweep.results.trial_result import Source
 from eigensweep.search_spaces.presets import load_preset
 from eigensweep.search_spaces.reproductions import suite_names
 from eigensweep.service.api.app import create_app
 from eigensweep.service.api.pages.formats import show_duration, show_number
-from eigensweep.service.client.answers import format_experiment
-from eigensweep.service.client.trial_table import TrialTable
 from eigensweep.service.record.ledger import RecordLedger
-from eigensweep.workers.shared.messages import Takeover
 
 
 @pytest.fixture

@@ -22,13 +22,13 @@ from rich.console import Console
 from rich.text import Text
 from typer.testing import CliRunner, Result
 
+from eigensweep.client import Client, connection
+from eigensweep.client.answers import Answer, describe_pareto
+from eigensweep.client.tables import Table
+from eigensweep.client.trial_table import TrialTable
+from eigensweep.command import quickstart, terminal
+from eigensweep.command.cli import app
 from eigensweep.search_spaces.labels import format_share
-from eigensweep.service.client import Client, connection
-from eigensweep.service.client.answers import Answer, describe_pareto
-from eigensweep.service.client.tables import Table
-from eigensweep.service.client.trial_table import TrialTable
-from eigensweep.service.command import quickstart, terminal
-from eigensweep.service.command.cli import app
 
 SPEC = """
 name: nine
@@ -62,7 +62,7 @@ def test_the_command_line_loads_no_torch_ray_mlflow_or_spec() -> None:
     rooms = "('eigensweep.search_spaces.', 'eigensweep.models', 'eigensweep.tasks')"
     light = {f"eigensweep.search_spaces.{m}" for m in ("spec_text", "dotted", "labels", "errors")}
     program = (
-        "import sys, eigensweep.service.command.cli, eigensweep.service.client\n"
+        "import sys, eigensweep.command.cli, eigensweep.client\n"
         f"print(sorted(m for m in sys.modules if m in {heavy} or m.startswith({rooms})"
         f" and m not in {light}))"
     )

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from helpers.waiting import PATIENCE
 
-from eigensweep.service.client import Client, InputError, RefusedError, ServiceAwayError
-from eigensweep.service.client import connection as client_connection
-from eigensweep.service.client.spec_file import parse_settings, read, with_settings
+from eigensweep.client import Client, InputError, RefusedError, ServiceAwayError
+from eigensweep.client import connection as client_connection
+from eigensweep.client.spec_file import parse_settings, read, with_settings
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 

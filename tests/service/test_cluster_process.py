@@ -14,14 +14,14 @@ import pytest
 import ray
 from waiting import wait_until
 
+from eigensweep.protocol.messages import DriverOptions
 from eigensweep.service.process import cluster_process
 from eigensweep.service.process.cluster_process import ClusterProcess, RayFailedError
 from eigensweep.service.queue.dispatcher import LauncherAwayError
 from eigensweep.workers.cluster import ray_cluster, served
 from eigensweep.workers.cluster.ray_cluster import explain_loss
+from eigensweep.workers.deaths import Death
 from eigensweep.workers.driver.zygote import DriverOrder
-from eigensweep.workers.shared.deaths import Death
-from eigensweep.workers.shared.messages import DriverOptions
 
 OPTIONS = DriverOptions(storage="/s")
 HELPERS = Path(__file__).parents[1] / "helpers"

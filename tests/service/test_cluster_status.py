@@ -10,15 +10,15 @@ import pytest
 from played import PLACE, SPEC, open_trial, play
 from typer.testing import CliRunner
 
+from eigensweep.command.cli import app
+from eigensweep.command.nodes import make_node_row, make_use_row, name_nodes
+from eigensweep.protocol.fair_shares import Demand
 from eigensweep.service.api.routes import cluster
-from eigensweep.service.command.cli import app
-from eigensweep.service.command.nodes import make_node_row, make_use_row, name_nodes
 from eigensweep.service.queue.dispatcher import LauncherAwayError
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.settings import Settings
 from eigensweep.workers.cluster.drivers import DRIVER_BYTES
 from eigensweep.workers.cluster.nodes import GONE_SECONDS, read_nodes
-from eigensweep.workers.shared.fair_shares import Demand
 
 
 @pytest.fixture

@@ -27,14 +27,14 @@ from rich.console import Console
 from starlette.testclient import TestClient
 from typer.testing import CliRunner, Result
 
+from eigensweep.command.cli import app
 from eigensweep.corpora import fetching
 from eigensweep.service.api.app import create_app
-from eigensweep.service.command.cli import app
 from eigensweep.service.settings import Settings
+from eigensweep.store.durable_files import StorageError
 from eigensweep.tasks import cifar, corpora
 from eigensweep.tasks.corpora import FileGroup, KnownCorpus
 from eigensweep.tasks.corpus import Corpus, CorpusMissingError, Form, unpack
-from eigensweep.workers.shared.durable_files import StorageError
 
 pytestmark = pytest.mark.usefixtures("_no_environment")
 
@@ -299,7 +299,7 @@ class TestFetching:
         publish(addresses(server.url))
         drawn = io.StringIO()
         screen = Console(file=drawn, force_terminal=True, width=100, legacy_windows=False)
-        monkeypatch.setattr("eigensweep.service.command.data.Console", lambda **_: screen)
+        monkeypatch.setattr("eigensweep.command.data.Console", lambda **_: screen)
         assert run("fetch", "letters").exit_code == 0
         assert re.search(r"a\.txt .*━+.*5\.0/5\.0 kB", drawn.getvalue())
 

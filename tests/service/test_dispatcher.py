@@ -15,6 +15,9 @@ import pytest
 from sqlalchemy.exc import OperationalError
 from waiting import wait_until
 
+from eigensweep.common import logs
+from eigensweep.protocol.ledger import StaleWriteError, SupersededError
+from eigensweep.protocol.messages import DriverOptions
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service import store_probe
 from eigensweep.service.queue.dispatcher import (
@@ -26,12 +29,9 @@ from eigensweep.service.queue.dispatcher import (
 )
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
-from eigensweep.workers.shared import logs
-from eigensweep.workers.shared.checkpoints import Store, replicate_key
-from eigensweep.workers.shared.deaths import Death, explain
-from eigensweep.workers.shared.folder_files import FolderFiles
-from eigensweep.workers.shared.ledger import StaleWriteError, SupersededError
-from eigensweep.workers.shared.messages import DriverOptions
+from eigensweep.store.checkpoints import Store, replicate_key
+from eigensweep.store.folder_files import FolderFiles
+from eigensweep.workers.deaths import Death, explain
 
 OPTIONS = DriverOptions(storage="/storage")
 

@@ -21,8 +21,8 @@ from pydantic import ValidationError
 from sqlalchemy import create_engine, text
 from typer.testing import CliRunner
 
+from eigensweep.command.cli import app
 from eigensweep.models.recurrence.native import library
-from eigensweep.service.command.cli import app
 from eigensweep.service.process import checkup
 from eigensweep.service.process.checkup import Context, Finding, examine
 from eigensweep.service.settings import Settings

@@ -8,6 +8,9 @@ from types import SimpleNamespace
 import pytest
 from engines import Clock
 
+from eigensweep.protocol.fair_shares import Allotment, Demand, share_out
+from eigensweep.protocol.messages import DriverOptions
+from eigensweep.protocol.states import OUTCOMES
 from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record.ledger import RecordLedger
@@ -17,9 +20,6 @@ from eigensweep.service.record.users.shares import Shares
 from eigensweep.workers.driver import experiment as module
 from eigensweep.workers.driver.experiment import ExperimentDriver
 from eigensweep.workers.driver.nodes.fair_share import LOOK_SECONDS
-from eigensweep.workers.shared.fair_shares import Allotment, Demand, share_out
-from eigensweep.workers.shared.messages import DriverOptions
-from eigensweep.workers.shared.states import OUTCOMES
 
 SLOTS, TICKS = 4, 3
 """Places of the cluster, and how many looks of a driver a trial lasts."""

@@ -18,9 +18,9 @@ from eigensweep.service import store_probe
 from eigensweep.service.api.routes import health, metrics
 from eigensweep.service.process.serve import THREADS
 from eigensweep.service.store_probe import StoreProbe
-from eigensweep.workers.shared.checkpoints import Store
-from eigensweep.workers.shared.durable_files import StoreAwayError
-from eigensweep.workers.shared.folder_files import FolderFiles
+from eigensweep.store.checkpoints import Store
+from eigensweep.store.durable_files import StoreAwayError
+from eigensweep.store.folder_files import FolderFiles
 
 READS = ("names", "read", "open", "size")
 

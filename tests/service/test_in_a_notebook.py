@@ -13,17 +13,17 @@ from helpers.played import seed_result
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
+from eigensweep.client import Client, Experiment, InputError, RefusedError
+from eigensweep.client.trial_table import TrialTable
+from eigensweep.command import cli, frame
 from eigensweep.results.seeds import summarise
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.service.client import Client, Experiment, InputError, RefusedError
-from eigensweep.service.client.trial_table import TrialTable
-from eigensweep.service.command import cli, frame
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Settings
-from eigensweep.workers.shared.checkpoints import Store, trial_key
-from eigensweep.workers.shared.curves import CurvePoint
+from eigensweep.store.checkpoints import Store, trial_key
+from eigensweep.store.curves import CurvePoint
 
 SPEC: dict[str, Any] = {
     "name": "two arms",

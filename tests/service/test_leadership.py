@@ -13,6 +13,8 @@ from helpers.open_jobs import has_open
 from sqlalchemy import text
 from waiting import wait_until
 
+from eigensweep.protocol.ledger import SupersededError
+from eigensweep.protocol.messages import DriverOptions
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.queue.dispatcher import Dispatcher
 from eigensweep.service.queue.jobs import Handler, JobRunner, NotDoneError
@@ -22,8 +24,6 @@ from eigensweep.service.record.leadership import HEARTBEAT_SECONDS, SILENT_SECON
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.tables import JobKind, JobRow
-from eigensweep.workers.shared.ledger import SupersededError
-from eigensweep.workers.shared.messages import DriverOptions
 
 OPTIONS = DriverOptions(storage="/storage")
 

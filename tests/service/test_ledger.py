@@ -15,6 +15,8 @@ from sqlalchemy.exc import OperationalError
 from test_ledger_contract import CONFIG, PLACE, RESULT, post_and_claim
 from waiting import PATIENCE, wait_until
 
+from eigensweep.protocol.ledger import StaleWriteError
+from eigensweep.protocol.messages import Notice
 from eigensweep.results.trial_result import ReplicateResult, Result, Source
 from eigensweep.service.record.errors import WrongStateError
 from eigensweep.service.record.jobs import Jobs
@@ -24,8 +26,6 @@ from eigensweep.service.record.record import Record
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.rows import RowSession
 from eigensweep.service.record.sql.tables import TrialRow
-from eigensweep.workers.shared.ledger import StaleWriteError
-from eigensweep.workers.shared.messages import Notice
 
 
 class TestRecordLedger:

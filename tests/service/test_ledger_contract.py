@@ -14,6 +14,15 @@ from typing import Any
 import pytest
 from file_ledger import FileLedger
 
+from eigensweep.protocol.fair_shares import Allotment, Demand
+from eigensweep.protocol.ledger import (
+    Earlier,
+    Finished,
+    RungReport,
+    StaleWriteError,
+    SupersededError,
+)
+from eigensweep.protocol.messages import Notice, Place, Takeover
 from eigensweep.results.seeds import summarise
 from eigensweep.results.trial_result import (
     ParameterCount,
@@ -24,15 +33,6 @@ from eigensweep.results.trial_result import (
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
-from eigensweep.workers.shared.fair_shares import Allotment, Demand
-from eigensweep.workers.shared.ledger import (
-    Earlier,
-    Finished,
-    RungReport,
-    StaleWriteError,
-    SupersededError,
-)
-from eigensweep.workers.shared.messages import Notice, Place, Takeover
 
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 3, "replicates": 1}
 THREE = CONFIG | {"replicates": 3}

@@ -20,6 +20,8 @@ from sqlalchemy import insert, text
 from sqlalchemy.exc import OperationalError
 from starlette.testclient import TestClient
 
+from eigensweep.protocol.messages import Place
+from eigensweep.protocol.states import ENDED
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.app import create_app
 from eigensweep.service.api.routes import metrics
@@ -31,8 +33,6 @@ from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.tables import TrialRow
 from eigensweep.service.record.views import counts
 from eigensweep.service.record.views.counts import Counts, Durations, count_all
-from eigensweep.workers.shared.messages import Place
-from eigensweep.workers.shared.states import ENDED
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 Sample = Callable[..., float | None]

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from eigensweep.service.client import ServiceAwayError
-from eigensweep.service.client.connection import Connection, read_own_url
-from eigensweep.service.command import reproduce
-from eigensweep.service.command.frame import Call
+from eigensweep.client import ServiceAwayError
+from eigensweep.client.connection import Connection, read_own_url
+from eigensweep.command import reproduce
+from eigensweep.command.frame import Call
 from eigensweep.service.process.home import write_address
 
 URL = "http://127.0.0.1:9"

@@ -8,8 +8,8 @@ import pytest
 from helpers.played import SPEC, open_trial, seed_result
 from starlette.testclient import TestClient
 
+from eigensweep.client.answers import Answer, describe_race
 from eigensweep.results.seeds import summarise
-from eigensweep.service.client.answers import Answer, describe_race
 from eigensweep.service.record.ledger import RecordLedger
 
 RACE = {"replicates": 3, "racing": {"most": 5, "seeds": 1}}

@@ -18,8 +18,8 @@ from sqlalchemy.exc import DBAPIError
 from eigensweep.service.api.routes import health
 from eigensweep.service.process.serve import THREADS
 from eigensweep.service.record.sql import database
-from eigensweep.workers.shared import disk_space
-from eigensweep.workers.shared.disk_space import explain_unwritable
+from eigensweep.store import disk_space
+from eigensweep.store.disk_space import explain_unwritable
 
 PAGE = 4096
 

@@ -14,6 +14,7 @@ from sqlalchemy import event, select, text
 from sqlalchemy.exc import DBAPIError
 from waiting import PATIENCE
 
+from eigensweep.protocol.ledger import StaleWriteError
 from eigensweep.results.trial_result import ReplicateResult, Result
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.answers.schemas import TrialSummary, Views
@@ -34,7 +35,6 @@ from eigensweep.service.record.sql.tables import Base, ExperimentRow, TrialCount
 from eigensweep.service.record.views.progress import compute_progress
 from eigensweep.service.record.views.queries import StateCount
 from eigensweep.service.settings import Settings
-from eigensweep.workers.shared.ledger import StaleWriteError
 
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1}
 

@@ -12,6 +12,7 @@ from mlflow import MlflowClient
 from sqlalchemy import event
 from starlette.testclient import TestClient
 
+from eigensweep.protocol.ledger import StaleWriteError
 from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.queue.deletions import DeletionHandler
@@ -24,7 +25,6 @@ from eigensweep.service.record.record import Record
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.tables import AttemptRow, EventRow, ReportRow, TrialRow
 from eigensweep.workers.driver.deletion import remove
-from eigensweep.workers.shared.ledger import StaleWriteError
 from eigensweep.workers.tracking.mlflow_runs import Runs
 
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1}

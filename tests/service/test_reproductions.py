@@ -11,6 +11,7 @@ import pytest
 from helpers.reproduced import NAME, Reproducer, leave_undrawn, play_driver
 from starlette.testclient import TestClient
 
+from eigensweep.protocol.messages import DriverOptions
 from eigensweep.reports.__main__ import main as make_report
 from eigensweep.reports.report import make_report as make_content
 from eigensweep.reports.results import name_file, read_results, write_results
@@ -22,8 +23,7 @@ from eigensweep.service.record.record import Record
 from eigensweep.service.record.requests.reproductions import Wanted
 from eigensweep.service.record.sql import database
 from eigensweep.service.settings import Settings
-from eigensweep.workers.shared.checkpoints import Store, replicate_key
-from eigensweep.workers.shared.messages import DriverOptions
+from eigensweep.store.checkpoints import Store, replicate_key
 
 
 @pytest.fixture
@@ -338,9 +338,9 @@ class TestCommandLine:
         """Return a function that runs the command against the application."""
         from typer.testing import CliRunner
 
-        from eigensweep.service.client import Client
-        from eigensweep.service.command import cli, frame
-        from eigensweep.service.command import reproduce as work
+        from eigensweep.client import Client
+        from eigensweep.command import cli, frame
+        from eigensweep.command import reproduce as work
 
         class InProcess(Client):
             def __init__(self, url: str | None = None, token: str | None = None) -> None:
@@ -375,7 +375,7 @@ class TestCommandLine:
     def test_the_page_is_made_again_without_a_service(
         self, client, reproducer, play, run, tmp_path, monkeypatch
     ):
-        from eigensweep.service.command import frame
+        from eigensweep.command import frame
 
         posted = post(client).json()
         play(posted["experiments"][0]["id"])
@@ -426,7 +426,7 @@ class TestCommandLine:
         assert all(trial.curves for trial in read_results(place.read_bytes()).experiments[0].trials)
 
     def test_all_leaves_out_what_needs_a_licence(self, client):
-        from eigensweep.service.command.reproduce import choose
+        from eigensweep.command.reproduce import choose
 
         listing = client.get("/v1/reproduction-suites").json()
 

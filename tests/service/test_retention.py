@@ -14,10 +14,10 @@ from orders import make_order
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
+from eigensweep.command import frame
+from eigensweep.command.cli import app as command_line
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.service.command import frame
-from eigensweep.service.command.cli import app as command_line
 from eigensweep.service.queue.jobs import JobRunner
 from eigensweep.service.queue.retention import PruningHandler, RetentionRule
 from eigensweep.service.record.changes.retention import DAY
@@ -26,11 +26,11 @@ from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.users.accounts import Accounts
+from eigensweep.store import corpora
+from eigensweep.store.checkpoints import Store, replicate_key, trial_key
+from eigensweep.store.thinning import thin_out
+from eigensweep.training.attempt import Attempt
 from eigensweep.workers.driver.deletion import remove
-from eigensweep.workers.shared import corpora
-from eigensweep.workers.shared.checkpoints import Store, replicate_key, trial_key
-from eigensweep.workers.shared.thinning import thin_out
-from eigensweep.workers.trial.attempt import Attempt
 
 STEPS = 20
 BY_HAND = RetentionRule(None, 30, 1)
@@ -408,7 +408,7 @@ class TestCommands:
     @pytest.fixture
     def cli(self, client: TestClient, monkeypatch: Any) -> Callable[..., Any]:
         """The command line, whose client asks the application without a server."""
-        from eigensweep.service.client import Client
+        from eigensweep.client import Client
 
         class Near(Client):
             def get(self, path: str, **query: Any) -> Any:

@@ -13,12 +13,12 @@ from starlette.testclient import TestClient
 from test_cluster_process import HELPERS, PlayedDrivers
 from waiting import wait_until
 
+from eigensweep.protocol.messages import DriverOptions
 from eigensweep.service.api.app import create_app
 from eigensweep.service.process import cluster_process
 from eigensweep.service.process.cluster_process import ClusterProcess
 from eigensweep.service.queue.dispatcher import Dispatcher
 from eigensweep.workers.cluster import heartbeat
-from eigensweep.workers.shared.messages import DriverOptions
 
 OPTIONS = DriverOptions(storage="/s")
 

@@ -10,17 +10,9 @@ import pytest
 from sqlalchemy.orm import Session
 from starlette.testclient import TestClient
 
-from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.service.record.errors import WrongMoveError
-from eigensweep.service.record.journal import end_experiment, move_experiment, move_trial
-from eigensweep.service.record.ledger import RecordLedger
-from eigensweep.service.record.record import Record
-from eigensweep.service.record.sql import database
-from eigensweep.service.record.sql.rows import RowSession
-from eigensweep.service.record.sql.tables import ExperimentRow, TrialRow
-from eigensweep.workers.shared.ledger import PAUSED, StaleWriteError
-from eigensweep.workers.shared.messages import Notice
-from eigensweep.workers.shared.states import (
+from eigensweep.protocol.ledger import PAUSED, StaleWriteError
+from eigensweep.protocol.messages import Notice
+from eigensweep.protocol.states import (
     ACTIONS,
     DONE,
     ENDED,
@@ -31,6 +23,14 @@ from eigensweep.workers.shared.states import (
     intent_of,
     name_actions,
 )
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.record.errors import WrongMoveError
+from eigensweep.service.record.journal import end_experiment, move_experiment, move_trial
+from eigensweep.service.record.ledger import RecordLedger
+from eigensweep.service.record.record import Record
+from eigensweep.service.record.sql import database
+from eigensweep.service.record.sql.rows import RowSession
+from eigensweep.service.record.sql.tables import ExperimentRow, TrialRow
 
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1}
 

@@ -8,6 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from eigensweep.models import MODELS
+from eigensweep.protocol.ledger import StaleWriteError
 from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
@@ -15,7 +16,6 @@ from eigensweep.service.record.ledger import CLOSED, RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.tables import ExperimentRow
-from eigensweep.workers.shared.ledger import StaleWriteError
 
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1}
 

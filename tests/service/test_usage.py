@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from eigensweep.protocol.messages import Place
 from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.routes.metrics import _about_record
@@ -18,7 +19,6 @@ from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.tables import ExperimentRow, TrialRow
 from eigensweep.service.record.users.usage import UserUsage, devices_of, sum_by_user
 from eigensweep.service.record.views.counts import count_all
-from eigensweep.workers.shared.messages import Place
 
 PLACE = Place("node7", 4711, "cpu")
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1}

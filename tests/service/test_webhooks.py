@@ -26,9 +26,9 @@ from sqlalchemy import select, text
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
+from eigensweep.command.cli import app
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.app import create_app
-from eigensweep.service.command.cli import app
 from eigensweep.service.queue.jobs import JobRunner
 from eigensweep.service.queue.webhooks import WebhookHandler, sign
 from eigensweep.service.record.jobs import Jobs

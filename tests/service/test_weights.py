@@ -21,21 +21,21 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from eigensweep import train
+from eigensweep.client.experiments import Experiment
+from eigensweep.client.trial import Trial
+from eigensweep.command import cli, frame
 from eigensweep.results.trial_result import Source
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.service.client.experiments import Experiment
-from eigensweep.service.client.trial import Trial
-from eigensweep.service.command import cli, frame
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.settings import Settings
-from eigensweep.workers.lanes.replicates import open_attempt
-from eigensweep.workers.shared.checkpoints import Store, pack, replicate_key, trial_key
-from eigensweep.workers.shared.kept_files import BEST
-from eigensweep.workers.shared.stored_checkpoints import PIECE
-from eigensweep.workers.shared.thinning import thin_out
-from eigensweep.workers.trial.weights import NoWeightsError
+from eigensweep.store.checkpoints import Store, pack, replicate_key, trial_key
+from eigensweep.store.kept_files import BEST
+from eigensweep.store.stored_checkpoints import PIECE
+from eigensweep.store.thinning import thin_out
+from eigensweep.training.lanes.replicates import open_attempt
+from eigensweep.training.weights import NoWeightsError
 
 SPEC: dict[str, Any] = {
     "task": {"name": "copying", "delay": 3, "symbols": 2, "batch_size": 4, "valid_size": 20,

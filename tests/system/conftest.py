@@ -21,7 +21,7 @@ import psutil
 import pytest
 from waiting import PATIENCE, wait_until
 
-from eigensweep.workers.shared.states import ENDED
+from eigensweep.protocol.states import ENDED
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = ROOT / "tests/plugins"

@@ -17,7 +17,7 @@ GRID = Grid(trials=6, steps=50)
 
 def run_command(service: Any, *words: str) -> None:
     """Run the command line with the service's settings."""
-    program = "from eigensweep.service.command.cli import main; main()"
+    program = "from eigensweep.command.cli import main; main()"
     command = [sys.executable, "-c", program, *words]
     done = subprocess.run(command, env=service.env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -14,7 +14,7 @@ import pytest
 from development_cluster import find_programs
 from helpers.waiting import PATIENCE, wait_until
 
-from eigensweep.service.client import Client, Experiment
+from eigensweep.client import Client, Experiment
 from eigensweep.service.process import guard
 
 ROOT = Path(__file__).parents[2]

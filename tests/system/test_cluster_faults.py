@@ -29,8 +29,8 @@ from helpers.recordings import voices
 from helpers.recoveries import Recoveries, Recovery, check_recovery, count_loss
 from helpers.waiting import wait_until
 
+from eigensweep.protocol.states import ENDED
 from eigensweep.tasks.speech_corpora import MANIFEST
-from eigensweep.workers.shared.states import ENDED
 from tests.system.conftest import RunningService
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -217,7 +217,7 @@ def kill_the_head(cluster: ComposedService, id: str) -> None:
 
 OTHER_CODE, NO_ROOM, OTHER_STORE = WORKERS[1], WORKERS[2], f"{WORKER}-4"
 UNFIT = [
-    (OTHER_CODE, "a worker with other code", "workers/trial/training.py"),
+    (OTHER_CODE, "a worker with other code", "training/training.py"),
     (NO_ROOM, "a worker without the corpus, and no room for it", "No space left on device"),
     (OTHER_STORE, "a worker without the shared storage", "is not the store of the driver here"),
 ]
@@ -228,7 +228,7 @@ def spoil(made: Composition, source: Path) -> None:
     voices(made.folder / "data")
     services, folder = made.content["services"], made.folder
     shutil.copytree(source, folder / "other-code", symlinks=True)
-    with (folder / "other-code/workers/trial/training.py").open("a") as file:
+    with (folder / "other-code/eigensweep/training/training.py").open("a") as file:
         file.write("# Another version.\n")
     path = f"{folder}/other-code:{ROOT / 'tests/plugins'}"
     services[OTHER_CODE]["environment"]["PYTHONPATH"] = path

@@ -8,7 +8,7 @@ import pytest
 from grids import Grid
 from waiting import wait_until
 
-from eigensweep.workers.shared.states import ENDED
+from eigensweep.protocol.states import ENDED
 
 GRID = Grid(trials=1, steps=5, evaluate=5)
 EXPERIMENTS = 6

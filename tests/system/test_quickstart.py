@@ -22,7 +22,7 @@ def run_quickstart(home: Path, mark: str, **environment: str) -> subprocess.Comp
     kept = {name: value for name, value in os.environ.items() if not name.startswith("EIGENSWEEP_")}
     kept["PATH"] = os.defpath  # `make` does not activate the environment
     return subprocess.run(
-        [sys.executable, "-m", "eigensweep.service.command.quickstart"],
+        [sys.executable, "-m", "eigensweep.command.quickstart"],
         cwd=ROOT,
         env={**kept, **environment, "EIGENSWEEP_HOME": str(home), "QUICKSTART": mark},
         capture_output=True,

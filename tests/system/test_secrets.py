@@ -27,7 +27,7 @@ def test_no_secret_is_in_logs_arguments_tags_or_databases(make_service: Any) -> 
     with tempfile.TemporaryDirectory(prefix="es-", dir="/tmp", ignore_cleanup_errors=True) as name:
         proxy = {"proxy_addresses": "127.0.0.1", "proxy_scopes": "lab=read"}
         service = make_service(Path(name), **planted, **proxy, cpus="2", log_level="debug")
-        command = [sys.executable, "-m", "eigensweep.service.command.cli", "token", "create"]
+        command = [sys.executable, "-m", "eigensweep.command.cli", "token", "create"]
         made = subprocess.run(
             [*command, "--user", "anna", "--scope", "submit", "--json"],
             env=service.env,

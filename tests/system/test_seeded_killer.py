@@ -25,7 +25,7 @@ from postgresql import PostgresqlServer, run_postgresql
 from recoveries import Recoveries, count_loss
 from waiting import wait_until
 
-from eigensweep.workers.shared.states import ENDED
+from eigensweep.protocol.states import ENDED
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ import pytest
 from helpers.networks import Network, make_network
 from helpers.waiting import PATIENCE, wait_until
 
-from eigensweep.service.client import Client, Experiment
+from eigensweep.client import Client, Experiment
 
 pytestmark = pytest.mark.slow
 

@@ -99,7 +99,7 @@ def test_the_second_waits_and_takes_over_from_a_killed_one(pair):
     assert f"this service waits: {said['host']} pid {first.process.pid} at {first.url}" in str(
         second.get("/readyz")["checks"]["leader"]["detail"]
     )
-    command = [sys.executable, "-m", "eigensweep.service.command.cli", "nodes", "--url", second.url]
+    command = [sys.executable, "-m", "eigensweep.command.cli", "nodes", "--url", second.url]
     told = subprocess.run(command, capture_output=True, text=True, env=second.env, check=False)
     assert "this service waits" in told.stdout, told
     posted = second.post(GRID.spec(name="posted to who waits", seed=1))["id"]

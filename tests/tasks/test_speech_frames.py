@@ -20,7 +20,7 @@ from eigensweep.tasks.spectra import (
 )
 from eigensweep.tasks.speech_frames import FSDD_BASELINE, SpeechFrames, SpeechFramesConfig
 from eigensweep.tasks.utterances import Utterances
-from eigensweep.workers.trial.evaluation import evaluate
+from eigensweep.training.evaluation import evaluate
 
 
 @pytest.fixture

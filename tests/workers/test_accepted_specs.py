@@ -17,7 +17,7 @@ from eigensweep.search_spaces.errors import InvalidPointError, SpecError
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import OptimizerConfig, TrainingConfig
 from eigensweep.tasks import TASKS
-from eigensweep.workers.trial.training import Training
+from eigensweep.training.training import Training
 
 NEEDED: dict[str, dict[str, Any]] = {
     **REQUIRED,

@@ -21,24 +21,24 @@ from sweeps import spec
 
 from eigensweep.analyses.base import Folders, TrialSubject
 from eigensweep.analyses.weights import load_snapshot
-from eigensweep.results.seeds import split_seeds, summarise
-from eigensweep.results.trial_result import Source
-from eigensweep.search_spaces.space import Point
-from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.workers.shared import code
-from eigensweep.workers.shared.checkpoints import Store
-from eigensweep.workers.shared.code import (
+from eigensweep.protocol import code
+from eigensweep.protocol.code import (
     ForeignCodeError,
     check_code,
     describe_difference,
     own_code,
     own_parts,
 )
-from eigensweep.workers.shared.head import StaleAttemptError
-from eigensweep.workers.shared.marks import pause_mark
-from eigensweep.workers.shared.messages import Code, Order, Report
-from eigensweep.workers.shared.thinning import thin_out
-from eigensweep.workers.trial.attempt import Attempt, cancel_mark
+from eigensweep.protocol.messages import Code, Order, Report
+from eigensweep.results.seeds import split_seeds, summarise
+from eigensweep.results.trial_result import Source
+from eigensweep.search_spaces.space import Point
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.store.checkpoints import Store
+from eigensweep.store.head import StaleAttemptError
+from eigensweep.store.marks import pause_mark
+from eigensweep.store.thinning import thin_out
+from eigensweep.training.attempt import Attempt, cancel_mark
 
 
 def order(folder: Path, attempt: int = 1, reported: int = 0, **fields: Any) -> Order:
@@ -107,9 +107,9 @@ KEPT = {"training": {"steps": 20, "evaluate_every": 5, "spectra": True}}
 
 TRAINER = """
 import json, sys
-from eigensweep.workers.shared.head import StaleAttemptError
-from eigensweep.workers.shared.messages import Order
-from eigensweep.workers.trial.attempt import Attempt
+from eigensweep.store.head import StaleAttemptError
+from eigensweep.protocol.messages import Order
+from eigensweep.training.attempt import Attempt
 
 order = Order.from_dict(json.loads(sys.argv[1]))
 attempt = None if sys.argv[2] == "later" else Attempt(order, "cpu")
@@ -336,7 +336,7 @@ class TestCode:
         shutil.copytree(
             folder / "models", copy / "models", ignore=shutil.ignore_patterns("__pycache__")
         )
-        monkeypatch.setattr(code, "__file__", str(copy / "workers/shared/code.py"))
+        monkeypatch.setattr(code, "__file__", str(copy / "protocol/code.py"))
         seen = {own_code.__wrapped__().digest}
         files = [path for path in sorted((copy / "models/recurrence").rglob("*")) if path.is_file()]
         for path in files:

@@ -19,14 +19,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from eigensweep.workers.shared import spectrum_files
-from eigensweep.workers.shared.checkpoints import Store, pack
-from eigensweep.workers.shared.copies import copy_out
-from eigensweep.workers.shared.curves import CurvePoint, add_checksum
-from eigensweep.workers.shared.durable_files import DamagedError, StorageError
-from eigensweep.workers.shared.head import StaleAttemptError
-from eigensweep.workers.shared.heads import DAMAGED_HEAD, Heads
-from eigensweep.workers.shared.thinning import thin_out
+from eigensweep.store import spectrum_files
+from eigensweep.store.checkpoints import Store, pack
+from eigensweep.store.copies import copy_out
+from eigensweep.store.curves import CurvePoint, add_checksum
+from eigensweep.store.durable_files import DamagedError, StorageError
+from eigensweep.store.head import StaleAttemptError
+from eigensweep.store.heads import DAMAGED_HEAD, Heads
+from eigensweep.store.thinning import thin_out
 
 KEY = "e7/00012/0"
 
@@ -428,7 +428,7 @@ WRITER = """
 import os, sys, torch
 sys.path.insert(0, sys.argv[2])
 from tests_of_the_store import KEY, point, state
-from eigensweep.workers.shared.checkpoints import Store
+from eigensweep.store.checkpoints import Store
 
 store = Store(sys.argv[1])
 for attempt in map(int, sys.stdin):
@@ -479,7 +479,7 @@ def test_the_store_and_results_load_without_torch_ray_or_mlflow():
     code = """
 import sys
 from eigensweep.results.seeds import summarise
-from eigensweep.workers.shared.checkpoints import Store
+from eigensweep.store.checkpoints import Store
 assert not {"torch", "ray", "mlflow", "pydantic"} & set(sys.modules), sorted(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -10,11 +10,11 @@ from orders import make_order
 from toys import Line, Lines, trial
 
 from eigensweep.models import MODELS
+from eigensweep.store.checkpoints import Store
 from eigensweep.tasks import TASKS
-from eigensweep.workers.shared.checkpoints import Store
-from eigensweep.workers.trial import attempt
-from eigensweep.workers.trial.attempt import Replicate
-from eigensweep.workers.trial.training import Training
+from eigensweep.training import attempt
+from eigensweep.training.attempt import Replicate
+from eigensweep.training.training import Training
 
 
 class Clock:

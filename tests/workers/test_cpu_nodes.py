@@ -16,11 +16,11 @@ from file_ledger import FileLedger
 from sweeps import COPYING
 from waiting import PATIENCE, wait_until
 
+from eigensweep.protocol.fair_shares import Demand
+from eigensweep.protocol.shares import Share
 from eigensweep.workers.driver.nodes.cpu_nodes import LOOK_SECONDS, CpuNodes
 from eigensweep.workers.driver.nodes.fair_share import FairShare
 from eigensweep.workers.driver.tune import trainable
-from eigensweep.workers.lanes.shares import Share
-from eigensweep.workers.shared.fair_shares import Demand
 
 CPU, GPU = Share({"CPU": 1.0}), Share({"CPU": 1.0, "GPU": 1.0})
 KINDS = {"a": {"CPU": 2.0}, "b": {"CPU": 3.0}, "g": {"CPU": 9.0, "GPU": 2.0}}

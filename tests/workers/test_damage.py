@@ -15,17 +15,17 @@ import s3
 from orders import make_order
 from sweeps import Bench, spec
 
+from eigensweep.protocol.messages import Order, Report
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.store.checkpoints import DAMAGED_CURVE, Store, replicate_key
+from eigensweep.store.curves import CHECKSUM, CurvePoint
+from eigensweep.store.durable_files import DamagedError, disk_failure
+from eigensweep.store.head import NewerStoreError
+from eigensweep.store.heads import DAMAGED_HEAD
+from eigensweep.training.attempt import Attempt
 from eigensweep.workers.driver.tune.searcher import Recorder
 from eigensweep.workers.processes.runner import LOST, REPORT, Runner
-from eigensweep.workers.shared.checkpoints import DAMAGED_CURVE, Store, replicate_key
-from eigensweep.workers.shared.curves import CHECKSUM, CurvePoint
-from eigensweep.workers.shared.durable_files import DamagedError, disk_failure
-from eigensweep.workers.shared.head import NewerStoreError
-from eigensweep.workers.shared.heads import DAMAGED_HEAD
-from eigensweep.workers.shared.messages import Order, Report
-from eigensweep.workers.trial.attempt import Attempt
 
 ORDER = make_order()
 KEY = replicate_key(ORDER.experiment, ORDER.number, 0)

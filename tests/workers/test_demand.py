@@ -14,14 +14,14 @@ from ray.autoscaler._private.resource_demand_scheduler import (
 )
 from sweeps import COPYING, SCORNN
 
+from eigensweep.protocol.messages import DriverOptions, EngineNeed
+from eigensweep.protocol.shares import Share, share_of
 from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver import experiment as driver
 from eigensweep.workers.driver.experiment import LOOK_SECONDS, ExperimentDriver
 from eigensweep.workers.driver.nodes.demand import KEPT_SECONDS, MOST_BUNDLES, Wishes, bundles_of
-from eigensweep.workers.lanes.shares import Share, share_of
-from eigensweep.workers.shared.messages import DriverOptions, EngineNeed
 
 CPU, GPU = {"CPU": 1.0}, {"CPU": 2.0, "GPU": 1.0}
 

@@ -12,17 +12,17 @@ import torch
 from orders import make_order
 from sweeps import Bench, at, spec
 
+from eigensweep.protocol import code
+from eigensweep.protocol.code import ForeignCodeError, check_build
+from eigensweep.protocol.messages import EngineNeed, Report
 from eigensweep.results.trial_result import Result
-from eigensweep.workers.lanes import actor as actor_module
-from eigensweep.workers.lanes.actor import EngineActor
-from eigensweep.workers.lanes.register import EngineError
+from eigensweep.training import devices
+from eigensweep.training.devices import DeviceError, find_crowding, try_out
+from eigensweep.training.lanes.register import EngineError
+from eigensweep.workers.processes import engine_actor as actor_module
 from eigensweep.workers.processes import runner, trial_process
+from eigensweep.workers.processes.engine_actor import EngineActor
 from eigensweep.workers.processes.runner import LOST, REPORT, Runner
-from eigensweep.workers.shared import code
-from eigensweep.workers.shared.code import ForeignCodeError, check_build
-from eigensweep.workers.shared.messages import EngineNeed, Report
-from eigensweep.workers.trial import devices
-from eigensweep.workers.trial.devices import DeviceError, find_crowding, try_out
 
 LOST_IN_TRAINING = "CUDA error: unspecified launch failure"
 FOREVER = (

@@ -12,11 +12,11 @@ from engines import Clock
 from file_ledger import FileLedger
 from sweeps import COPYING, SCORNN
 
+from eigensweep.protocol.messages import DriverOptions
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.store import disk_space
+from eigensweep.store.disk_space import LOOK_SECONDS, DiskSpace, measure_free
 from eigensweep.workers.driver.experiment import ExperimentDriver
-from eigensweep.workers.shared import disk_space
-from eigensweep.workers.shared.disk_space import LOOK_SECONDS, DiskSpace, measure_free
-from eigensweep.workers.shared.messages import DriverOptions
 
 LEAST = 1000
 

@@ -16,12 +16,12 @@ from sweeps import COPYING, Bench, at, spec
 from test_store_markers import order_in
 from waiting import PATIENCE, wait_until
 
+from eigensweep.store.checkpoints import Store
+from eigensweep.store.marks import leave_mark
+from eigensweep.training.attempt import Attempt
 from eigensweep.workers.driver.nodes import capacity
 from eigensweep.workers.driver.nodes.draining import LOOK_SECONDS, Draining
 from eigensweep.workers.driver.store_watch import StoreWatch
-from eigensweep.workers.shared.checkpoints import Store
-from eigensweep.workers.shared.marks import leave_mark
-from eigensweep.workers.trial.attempt import Attempt
 
 RAY = str(Path(sys.executable).parent / "ray")
 

@@ -19,15 +19,15 @@ from sweeps import COPYING, SCORNN
 from test_export import read
 from waiting import PATIENCE, wait_until
 
+from eigensweep.protocol.ledger import PAUSED
+from eigensweep.protocol.messages import DriverOptions
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.process.mlflow_server import MlflowServer
+from eigensweep.store.checkpoints import Store
 from eigensweep.workers.cluster.ray_cluster import ClusterError
 from eigensweep.workers.driver.experiment import run_experiment
 from eigensweep.workers.driver.failures import MOST_IN_A_ROW
 from eigensweep.workers.driver.summary.export import export_study
-from eigensweep.workers.shared.checkpoints import Store
-from eigensweep.workers.shared.ledger import PAUSED
-from eigensweep.workers.shared.messages import DriverOptions
 
 SLOW = {"name": "toy_slow", "hidden_size": 4, "seconds": 0.02}
 

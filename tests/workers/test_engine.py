@@ -15,16 +15,16 @@ from test_attempt import drop_time, to_the_end
 from toys import Line, Lines
 
 from eigensweep.models import MODELS
+from eigensweep.protocol.messages import EngineNeed
+from eigensweep.store.checkpoints import Store, replicate_key
+from eigensweep.store.durable_files import storage_error
+from eigensweep.store.head import StaleAttemptError
+from eigensweep.store.marks import cancel_mark, pause_mark
 from eigensweep.tasks import TASKS
-from eigensweep.workers.lanes.engine import Engine
-from eigensweep.workers.lanes.register import EngineError
-from eigensweep.workers.shared.checkpoints import Store, replicate_key
-from eigensweep.workers.shared.durable_files import storage_error
-from eigensweep.workers.shared.head import StaleAttemptError
-from eigensweep.workers.shared.marks import cancel_mark, pause_mark
-from eigensweep.workers.shared.messages import EngineNeed
-from eigensweep.workers.trial import attempt
-from eigensweep.workers.trial.attempt import Attempt
+from eigensweep.training import attempt
+from eigensweep.training.attempt import Attempt
+from eigensweep.training.lanes.engine import Engine
+from eigensweep.training.lanes.register import EngineError
 
 
 @pytest.fixture(autouse=True)

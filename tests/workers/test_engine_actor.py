@@ -14,12 +14,12 @@ import ray
 from orders import make_order
 from ray.exceptions import ActorDiedError, GetTimeoutError
 
-from eigensweep.workers.lanes import actor as module
-from eigensweep.workers.lanes.actor import EngineActor, EngineSlot, NoSlotError
-from eigensweep.workers.lanes.register import EngineError
-from eigensweep.workers.shared.code import own_code
-from eigensweep.workers.shared.ledger import StaleWriteError
-from eigensweep.workers.shared.messages import EngineNeed, Order, Report
+from eigensweep.protocol.code import own_code
+from eigensweep.protocol.ledger import StaleWriteError
+from eigensweep.protocol.messages import EngineNeed, Order, Report
+from eigensweep.training.lanes.register import EngineError
+from eigensweep.workers.processes import engine_actor as module
+from eigensweep.workers.processes.engine_actor import EngineActor, EngineSlot, NoSlotError
 
 NEED = EngineNeed(lanes=2, trials=3, cpus=1.0, gpus=0.0)
 

@@ -17,11 +17,11 @@ from orders import make_order
 from test_attempt import to_the_end
 from toys import to_exact
 
+from eigensweep.protocol.messages import Order, Report
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.workers.lanes.engine import Engine
-from eigensweep.workers.shared.checkpoints import Store
-from eigensweep.workers.shared.messages import Order, Report
-from eigensweep.workers.trial.attempt import Attempt
+from eigensweep.store.checkpoints import Store
+from eigensweep.training.attempt import Attempt
+from eigensweep.training.lanes.engine import Engine
 
 SIZES = {"train_size": None, "valid_size": 50, "test_size": 50}
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from eigensweep.protocol.ledger import TrialEntry
 from eigensweep.results.trial_result import Result
 from eigensweep.workers.driver.entries import Entries
-from eigensweep.workers.shared.ledger import TrialEntry
 
 WHOLE = TrialEntry(0, "scornn", {"optimizer.lr": 0.1}, {"seed": 3}, "abc", "waiting")
 

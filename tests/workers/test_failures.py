@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from sweeps import Bench, at, spec
 
+from eigensweep.protocol.messages import DriverOptions
 from eigensweep.results.trial_result import Result
 from eigensweep.workers.driver.experiment import ExperimentDriver
 from eigensweep.workers.driver.failures import MOST_HERE, MOST_IN_A_ROW, Failures
-from eigensweep.workers.shared.messages import DriverOptions
 
 BUG = "Traceback (most recent call last):\n  File 'lab.py', line 7\nKeyError: 'the bug'"
 

@@ -11,16 +11,16 @@ from file_ledger import FileLedger
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eigensweep.workers.driver.nodes.fair_share import LOOK_SECONDS, FairShare
-from eigensweep.workers.lanes.shares import Share
-from eigensweep.workers.shared import fair_shares as module
-from eigensweep.workers.shared.fair_shares import (
+from eigensweep.protocol import fair_shares as module
+from eigensweep.protocol.fair_shares import (
     ROUNDING,
     Claimant,
     Demand,
     allot,
     share_out,
 )
+from eigensweep.protocol.shares import Share
+from eigensweep.workers.driver.nodes.fair_share import LOOK_SECONDS, FairShare
 
 SLOTS = st.integers(1, 40)
 OF_ONE_SIZE = st.lists(

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from eigensweep.workers.shared.checkpoints import Store
-from eigensweep.workers.shared.curves import CurvePoint
-from eigensweep.workers.shared.heads import Heads
-from eigensweep.workers.shared.thinning import thin_out
+from eigensweep.store.checkpoints import Store
+from eigensweep.store.curves import CurvePoint
+from eigensweep.store.heads import Heads
+from eigensweep.store.thinning import thin_out
 
 KEY, TRIAL = "e7/00012/0", "e7/00012"
 
@@ -24,7 +24,7 @@ SLOW = """
 import builtins, os, signal, sys
 
 from tests_of_fencing import change
-from eigensweep.workers.shared.head import StaleAttemptError
+from eigensweep.store.head import StaleAttemptError
 
 moments = stopped = 0
 root, opened = None, open

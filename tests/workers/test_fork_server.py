@@ -19,14 +19,14 @@ import pytest
 from orders import make_order
 from waiting import wait_until
 
+from eigensweep.protocol.code import own_code
+from eigensweep.protocol.ledger import StaleWriteError
+from eigensweep.protocol.messages import Order
 from eigensweep.workers.processes import fork_server, forked, trial_process
 from eigensweep.workers.processes.fork_server import FORK, LOOK, Server
 from eigensweep.workers.processes.forked import Forked, ForkedEndedError, fork
 from eigensweep.workers.processes.runner import REPORT, Runner
 from eigensweep.workers.processes.trial_process import TrialProcess
-from eigensweep.workers.shared.code import own_code
-from eigensweep.workers.shared.ledger import StaleWriteError
-from eigensweep.workers.shared.messages import Order
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="nothing is forked elsewhere")
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from eigensweep.workers.lanes import graphs
-from eigensweep.workers.trial.errors import is_of_the_device, is_out_of_memory
+from eigensweep.training.errors import is_of_the_device, is_out_of_memory
+from eigensweep.training.lanes import graphs
 
 ASSERTION = (
     'captures_underway.empty() INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator'

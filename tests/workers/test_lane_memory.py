@@ -10,8 +10,8 @@ import pytest
 import torch
 from lanes import build, config_of
 
-from eigensweep.workers.lanes.group import Group
-from eigensweep.workers.trial.errors import is_of_the_device, is_out_of_memory, let_go
+from eigensweep.training.errors import is_of_the_device, is_out_of_memory, let_go
+from eigensweep.training.lanes.group import Group
 
 
 @contextmanager

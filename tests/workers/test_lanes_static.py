@@ -19,9 +19,9 @@ from toys import Text
 
 from eigensweep.models.recurrence.native import library
 from eigensweep.tasks import TASKS
-from eigensweep.workers.lanes import graphs, scoring
-from eigensweep.workers.lanes.group import Group
-from eigensweep.workers.lanes.program import Program
+from eigensweep.training.lanes import graphs, scoring
+from eigensweep.training.lanes.group import Group
+from eigensweep.training.lanes.program import Program
 
 
 class NoCopies(TorchDispatchMode):

@@ -9,17 +9,17 @@ from contextlib import suppress
 
 import pytest
 
-from eigensweep.workers.shared.loading import load_for_good
+from eigensweep.common.loading import load_for_good
 
 SERVICE = """
-from eigensweep.workers.shared.loading import load_for_good
+from eigensweep.common.loading import load_for_good
 with load_for_good():
     from eigensweep.service.api import app
     app._make_routes()
 """
 TRIAL = """
 from eigensweep.workers.processes.fork_server import load
-from eigensweep.workers.shared.code import own_code
+from eigensweep.protocol.code import own_code
 assert load(own_code().digest)
 """
 COUNTS = """

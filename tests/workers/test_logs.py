@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from orders import make_order
 
+from eigensweep.common import logs
+from eigensweep.protocol.code import ForeignCodeError
+from eigensweep.protocol.messages import Code, DriverOptions, Order
 from eigensweep.workers.driver import process
 from eigensweep.workers.processes import runner
-from eigensweep.workers.shared import logs
-from eigensweep.workers.shared.code import ForeignCodeError
-from eigensweep.workers.shared.messages import Code, DriverOptions, Order
 
 Read = Callable[[], list[dict[str, Any]]]
 
@@ -103,7 +103,7 @@ def test_a_process_of_one_trial_names_it_in_every_thread(written: Read) -> None:
 
 def test_text_stays_as_it_was() -> None:
     program = (
-        "import logging; from eigensweep.workers.shared import logs\n"
+        "import logging; from eigensweep.protocol import logs\n"
         "logs.set_up('text'); logs.name_process('e1', 3)\n"
         "logging.getLogger('a.b').info('trial ends step=%d', 4)"
     )

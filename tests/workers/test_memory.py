@@ -7,7 +7,7 @@ import pytest
 
 PROGRAM = """
 import resource, torch
-from eigensweep.workers.trial.memory import keep_freed_memory
+from eigensweep.training.memory import keep_freed_memory
 
 keep_freed_memory()
 

@@ -17,8 +17,8 @@ from orders import make_order
 
 from bench.trial_memory import make_config, measure
 from eigensweep.search_spaces.memory import PROCESS, estimate_memory
-from eigensweep.workers.trial.memory import give_back, private_bytes
-from eigensweep.workers.trial.memory_limit import EXIT_CODE, MemoryWatch, read_last_words, watch
+from eigensweep.training.memory import give_back, private_bytes
+from eigensweep.training.memory_limit import EXIT_CODE, MemoryWatch, read_last_words, watch
 
 MB = 10**6
 PLUGINS = Path(__file__).parents[1] / "plugins"
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read 
 TRIAL = """
 import json, sys
 from eigensweep.workers.processes.runner import Runner
-from eigensweep.workers.shared.code import own_code
+from eigensweep.protocol.code import own_code
 
 runner = Runner({**json.loads(sys.argv[1]), "code": own_code().to_dict()})
 while not (told := runner.train())["done"]:

@@ -11,9 +11,9 @@ from ray.train._internal.storage import StorageContext
 from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import BasicVariantGenerator
 
+from eigensweep.workers.deaths import LONGEST_SUMMARY, explain_shortage
 from eigensweep.workers.driver.tune.actor_events import MemoryShortageError, translate
 from eigensweep.workers.driver.tune.tune_loop import Controller
-from eigensweep.workers.shared.deaths import LONGEST_SUMMARY, explain_shortage
 
 ACCOUNT = """1 worker(s) were killed due to the node running low on memory. It was 22GB used
 Object store memory: [

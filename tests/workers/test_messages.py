@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from orders import make_order
 
+from eigensweep.protocol.messages import EngineNeed, Order, Place, Report
 from eigensweep.results.seeds import summarise
 from eigensweep.results.trial_result import (
     ParameterCount,
@@ -17,7 +18,6 @@ from eigensweep.results.trial_result import (
     Result,
     Source,
 )
-from eigensweep.workers.shared.messages import EngineNeed, Order, Place, Report
 
 REPLICATES = [
     ReplicateResult(

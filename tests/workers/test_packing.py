@@ -14,9 +14,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from sweeps import spec
 from waiting import PATIENCE
 
+from eigensweep.protocol.shares import share_of
 from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.workers.driver.nodes.capacity import look_for_room
-from eigensweep.workers.lanes.shares import share_of
 
 pytestmark = pytest.mark.slow
 

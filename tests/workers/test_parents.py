@@ -10,7 +10,7 @@ from helpers.waiting import wait_until
 
 CHILD = """
 import time
-from eigensweep.workers.shared.parents import end_with_parent
+from eigensweep.common.parents import end_with_parent
 
 end_with_parent()
 print("watches", flush=True)

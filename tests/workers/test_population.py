@@ -13,17 +13,17 @@ import torch
 from orders import make_order
 from sweeps import Bench, spec
 
+from eigensweep.protocol.ledger import TrialEntry
+from eigensweep.protocol.messages import Order, Report, Takeover
 from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.parameters import Choice, Integer, Real
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.store.checkpoints import Store
+from eigensweep.store.durable_files import StorageError
+from eigensweep.training.attempt import Attempt
 from eigensweep.workers.driver.experiment import take_over
 from eigensweep.workers.driver.search.population import change, choose_sources
-from eigensweep.workers.shared.checkpoints import Store
-from eigensweep.workers.shared.durable_files import StorageError
-from eigensweep.workers.shared.ledger import TrialEntry
-from eigensweep.workers.shared.messages import Order, Report, Takeover
-from eigensweep.workers.trial.attempt import Attempt
 
 RATES = [0.001, 0.002, 0.004, 0.008]
 PBT = {"name": "pbt", "rung_every": 5, "margin": None, "quantile": 0.25}

@@ -10,8 +10,8 @@ import pytest
 from experiments import Cluster, Launched, toys_on_path
 from sweeps import COPYING, SCORNN
 
+from eigensweep.store.checkpoints import Store
 from eigensweep.workers.driver.experiment import run_experiment
-from eigensweep.workers.shared.checkpoints import Store
 
 RATES = [1e-1, 1e-2, 1e-4, 1e-6]
 SPEC: dict[str, Any] = {

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from eigensweep.private_folders import UnsafeFolderError
+from eigensweep.common.private_folders import UnsafeFolderError
 from eigensweep.workers.cluster import ray_folder
 from eigensweep.workers.cluster.ray_folder import RayFolder
 

@@ -9,10 +9,10 @@ from test_attempt import order, to_the_end
 from toys import to_exact
 
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.workers.lanes.replicates import AttemptInLanes, gains_by_lanes, open_attempt
-from eigensweep.workers.shared.checkpoints import Store
-from eigensweep.workers.shared.marks import cancel_mark, pause_mark
-from eigensweep.workers.trial.attempt import Attempt
+from eigensweep.store.checkpoints import Store
+from eigensweep.store.marks import cancel_mark, pause_mark
+from eigensweep.training.attempt import Attempt
+from eigensweep.training.lanes.replicates import AttemptInLanes, gains_by_lanes, open_attempt
 
 SEEDS = (0, 1, 2)
 

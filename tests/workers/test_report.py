@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from optuna.distributions import CategoricalDistribution, distribution_to_json
 
+from eigensweep.protocol.ledger import TrialEntry
+from eigensweep.protocol.messages import Takeover
 from eigensweep.results.trial_result import ReplicateResult, Result
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.summary.plots import MOST_LABELS, ArmOrder, draw
 from eigensweep.workers.driver.summary.report import PLOTS, write_report
-from eigensweep.workers.shared.ledger import TrialEntry
-from eigensweep.workers.shared.messages import Takeover
 
 SPEC = ExperimentSpec.model_validate(
     {

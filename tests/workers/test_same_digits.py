@@ -22,14 +22,14 @@ from orders import make_order
 
 from eigensweep import train
 from eigensweep.models import MODELS
+from eigensweep.protocol.messages import Order
 from eigensweep.search_spaces.single_trial import read_trial
+from eigensweep.store.checkpoints import Store
 from eigensweep.tasks.adding import Adding
 from eigensweep.tasks.copying import Copying
-from eigensweep.workers.lanes.replicates import open_attempt
+from eigensweep.training.lanes.replicates import open_attempt
 from eigensweep.workers.processes.forked import Forked, fork
 from eigensweep.workers.processes.runner import REPORT
-from eigensweep.workers.shared.checkpoints import Store
-from eigensweep.workers.shared.messages import Order
 
 EVEN = ("nnrnn", "eurnn", "goru")
 """Models whose number of units is even."""

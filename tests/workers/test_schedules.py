@@ -11,7 +11,7 @@ from eigensweep.models import MODELS
 from eigensweep.results.seeds import summarise
 from eigensweep.search_spaces.trial import OptimizerConfig
 from eigensweep.tasks import TASKS
-from eigensweep.workers.trial.training import Training
+from eigensweep.training.training import Training
 
 CURVE = {10: 5.0, 20: 6.0, 30: 4.0, 40: 4.0, 50: 4.5, 60: 4.1, 70: 3.0}
 TESTS = {10: 5.5, 20: 3.5, 25: 1.0, 30: 4.5, 40: 4.6, 50: 4.4, 60: 4.2, 70: 3.8}

@@ -16,6 +16,8 @@ from ray.exceptions import RayActorError
 from sweeps import SCORNN, Bench, at, spec
 
 from eigensweep.models import MODELS
+from eigensweep.protocol.ledger import Finished, StaleWriteError
+from eigensweep.protocol.messages import Order, Report
 from eigensweep.results.seeds import summarise
 from eigensweep.results.trial_result import ReplicateResult, Result, Source
 from eigensweep.search_spaces.space import Point
@@ -27,8 +29,6 @@ from eigensweep.workers.driver.search.study import Draw
 from eigensweep.workers.driver.sweep import Job
 from eigensweep.workers.driver.tune.actor_events import MemoryShortageError
 from eigensweep.workers.driver.tune.searcher import Recorder
-from eigensweep.workers.shared.ledger import Finished, StaleWriteError
-from eigensweep.workers.shared.messages import Order, Report
 
 LR = {"low": 1e-5, "high": 1e-1, "log": True}
 GRID = {"optimizer.lr": [1e-2, 1e-3, 1e-4], "model.negative_fraction": [0.0, 0.5]}

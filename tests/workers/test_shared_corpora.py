@@ -14,18 +14,18 @@ from orders import make_order
 from sweeps import SCORNN
 
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.store import corpora
+from eigensweep.store.checkpoints import Store
+from eigensweep.store.corpora import DamagedArchiveError
+from eigensweep.store.durable_files import StoreAwayError, disk_failure
+from eigensweep.store.folder_files import FolderFiles
 from eigensweep.tasks import TASKS
 from eigensweep.tasks.corpus import CorpusMissingError
 from eigensweep.tasks.speech_corpora import MANIFEST
+from eigensweep.training.attempt import Attempt
+from eigensweep.training.lanes.engine import Engine
 from eigensweep.workers.driver.deletion import remove
 from eigensweep.workers.driver.nodes.corpora import SharedCorpora
-from eigensweep.workers.lanes.engine import Engine
-from eigensweep.workers.shared import corpora
-from eigensweep.workers.shared.checkpoints import Store
-from eigensweep.workers.shared.corpora import DamagedArchiveError
-from eigensweep.workers.shared.durable_files import StoreAwayError, disk_failure
-from eigensweep.workers.shared.folder_files import FolderFiles
-from eigensweep.workers.trial.attempt import Attempt
 
 TEXT = {"name": "ptb_chars", "batch_size": 2, "eval_batch_size": 2, "bptt": 10}
 CONFIGS: list[dict[str, Any]] = [
@@ -38,7 +38,7 @@ CONFIGS: list[dict[str, Any]] = [
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch) -> Path:
     """Where a node keeps corpora; compiled steps stay where they are."""
-    monkeypatch.setattr("eigensweep.workers.trial.corpora.cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr("eigensweep.training.corpora.cache_folder", lambda: tmp_path / "cache")
     return tmp_path / "cache" / "corpora"
 
 

@@ -16,8 +16,8 @@ import ray
 from experiments import Cluster, Launched
 from sweeps import COPYING, SCORNN
 
-from eigensweep.workers.lanes.actor import NAMESPACE
-from eigensweep.workers.shared.checkpoints import Store
+from eigensweep.store.checkpoints import Store
+from eigensweep.workers.processes.engine_actor import NAMESPACE
 
 logger = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 from sweeps import spec
 
+from eigensweep.protocol.shares import UNITS, share_of, to_units
 from eigensweep.search_spaces.lanes import count_members
 from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver import experiment
-from eigensweep.workers.lanes.shares import UNITS, share_of, to_units
 
 
 def share(replicates=1, lanes=None, **resources):

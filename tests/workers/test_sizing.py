@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.workers.lanes import sizing
-from eigensweep.workers.lanes.sizing import Measurement, choose_lanes, decide
+from eigensweep.training.lanes import sizing
+from eigensweep.training.lanes.sizing import Measurement, choose_lanes, decide
 
 CONTENT = {
     "task": {"name": "copying", "delay": 3, "symbols": 2, "batch_size": 2},

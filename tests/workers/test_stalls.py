@@ -18,16 +18,16 @@ from orders import make_order
 from ray.tune.experiment import Trial
 from sweeps import Bench, spec
 
+from eigensweep.protocol.ledger import TrialEntry
+from eigensweep.protocol.messages import Place
+from eigensweep.protocol.patience import OWN_PACE, STALL_SECONDS, START_SECONDS
+from eigensweep.protocol.states import INSTRUCTIVE, OUTCOMES
 from eigensweep.results.ranking import RANKED
+from eigensweep.store.checkpoints import Progress, Store
+from eigensweep.store.curves import CurvePoint
+from eigensweep.store.durable_files import StorageError
 from eigensweep.workers.driver.stalls import Stall, StallWatch, read_progress
 from eigensweep.workers.driver.tune.searcher import Recorder
-from eigensweep.workers.shared.checkpoints import Progress, Store
-from eigensweep.workers.shared.curves import CurvePoint
-from eigensweep.workers.shared.durable_files import StorageError
-from eigensweep.workers.shared.ledger import TrialEntry
-from eigensweep.workers.shared.messages import Place
-from eigensweep.workers.shared.patience import OWN_PACE, STALL_SECONDS, START_SECONDS
-from eigensweep.workers.shared.states import INSTRUCTIVE, OUTCOMES
 
 CHECKPOINT_SECONDS = 10.0
 PLACE = Place("node7", 4711, "cpu")
@@ -182,8 +182,8 @@ def test_a_stalled_trial_is_no_result_for_a_later_search():
 
 HANGING = """
 import json, sys
-from eigensweep.workers.shared.messages import Order
-from eigensweep.workers.trial.attempt import Attempt
+from eigensweep.protocol.messages import Order
+from eigensweep.training.attempt import Attempt
 
 Attempt(Order.from_dict(json.loads(sys.argv[1])), "cpu").advance()
 """

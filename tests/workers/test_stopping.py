@@ -8,9 +8,9 @@ from pathlib import Path
 from file_ledger import FileLedger
 from sweeps import COPYING, SCORNN
 
+from eigensweep.protocol.messages import DriverOptions
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.experiment import ExperimentDriver
-from eigensweep.workers.shared.messages import DriverOptions
 
 
 def test_a_clock_that_is_set_back_makes_the_limit_no_longer(tmp_path: Path, monkeypatch):

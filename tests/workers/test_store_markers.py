@@ -16,19 +16,19 @@ from engines import Clock
 from orders import make_order
 from sweeps import Bench, at, spec
 
+from eigensweep.protocol.code import own_parts
+from eigensweep.protocol.messages import Report
 from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.store import store_markers
+from eigensweep.store.checkpoints import Store
+from eigensweep.store.durable_files import StoreAwayError, disk_failure
+from eigensweep.training.attempt import Attempt
 from eigensweep.workers.driver.store_marker import LOOK_SECONDS, StoreMarker, find_missing_commit
 from eigensweep.workers.driver.store_watch import StoreWatch
 from eigensweep.workers.driver.tune.searcher import Recorder
 from eigensweep.workers.processes.runner import LOST, REPORT, Runner
-from eigensweep.workers.shared import store_markers
-from eigensweep.workers.shared.checkpoints import Store
-from eigensweep.workers.shared.code import own_parts
-from eigensweep.workers.shared.durable_files import StoreAwayError, disk_failure
-from eigensweep.workers.shared.messages import Report
-from eigensweep.workers.trial.attempt import Attempt
 
 HELPERS = Path(__file__).parents[1] / "helpers"
 PARTS = {"torch": "2.13.0"}
@@ -82,14 +82,14 @@ class TestAnAttempt:
         assert disk_failure(error.value) is error.value
 
     def test_says_which_file_differs_from_the_drivers(self, tmp_path, step):
-        parts = own_parts() | {"workers/trial/training.py": "other", "torch": "2.1.0"}
+        parts = own_parts() | {"training/training.py": "other", "torch": "2.1.0"}
         marker = store_markers.write(Store(tmp_path), "e1", parts)
         order = order_in(tmp_path, marker=marker)
         order = replace(order, code=replace(order.code, digest="other", packages="other"))
         report = json.loads(step(order)[REPORT])
         assert report["lost_by"] == "node"
         assert f"torch {own_parts()['torch']} instead of 2.1.0" in report["lost"]
-        assert "workers/trial/training.py" in report["lost"]
+        assert "training/training.py" in report["lost"]
 
 
 class TestTheDriver:

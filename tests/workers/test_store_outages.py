@@ -20,22 +20,22 @@ from helpers import s3
 from s3fs import S3FileSystem
 from sweeps import spec
 
+from eigensweep.protocol.messages import DriverOptions, Report
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.workers.driver import store_watch
-from eigensweep.workers.driver.experiment import ExperimentDriver
-from eigensweep.workers.driver.store_watch import FIRST_PAUSE, LONGEST_PAUSE, StoreWatch
-from eigensweep.workers.driver.tune import stopping
-from eigensweep.workers.processes.runner import LOST, REPORT, Runner
-from eigensweep.workers.shared.checkpoints import Store
-from eigensweep.workers.shared.deaths import explain
-from eigensweep.workers.shared.durable_files import (
+from eigensweep.store.checkpoints import Store
+from eigensweep.store.durable_files import (
     StorageError,
     StoreAwayError,
     StoreKeysError,
     disk_failure,
 )
-from eigensweep.workers.shared.marks import pause_mark
-from eigensweep.workers.shared.messages import DriverOptions, Report
+from eigensweep.store.marks import pause_mark
+from eigensweep.workers.deaths import explain
+from eigensweep.workers.driver import store_watch
+from eigensweep.workers.driver.experiment import ExperimentDriver
+from eigensweep.workers.driver.store_watch import FIRST_PAUSE, LONGEST_PAUSE, StoreWatch
+from eigensweep.workers.driver.tune import stopping
+from eigensweep.workers.processes.runner import LOST, REPORT, Runner
 
 Outage = Callable[[], AbstractContextManager[None]]
 

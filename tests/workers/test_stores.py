@@ -24,26 +24,26 @@ from file_ledger import FileLedger
 from orders import make_order
 from sweeps import spec
 
+from eigensweep.protocol.messages import DriverOptions
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.store import spectrum_files, store_markers
+from eigensweep.store.checkpoints import Store
+from eigensweep.store.curves import CurvePoint
+from eigensweep.store.disk_use import measure_store
+from eigensweep.store.durable_files import StoreAwayError, disk_failure
+from eigensweep.store.files import is_url, open_files, try_out
+from eigensweep.store.head import StaleAttemptError
+from eigensweep.store.kept_files import BEST
+from eigensweep.store.marks import cancel_mark, pause_mark
+from eigensweep.store.object_files import ObjectFiles
+from eigensweep.store.thinning import thin_out
+from eigensweep.training.attempt import Attempt
 from eigensweep.workers.driver.deletion import remove
 from eigensweep.workers.driver.experiment import ExperimentDriver
 from eigensweep.workers.driver.store_watch import StoreWatch
 from eigensweep.workers.driver.tune import stopping
 from eigensweep.workers.driver.tune.stopping import StopReason
-from eigensweep.workers.shared import spectrum_files, store_markers
-from eigensweep.workers.shared.checkpoints import Store
-from eigensweep.workers.shared.curves import CurvePoint
-from eigensweep.workers.shared.disk_use import measure_store
-from eigensweep.workers.shared.durable_files import StoreAwayError, disk_failure
-from eigensweep.workers.shared.files import is_url, open_files, try_out
-from eigensweep.workers.shared.head import StaleAttemptError
-from eigensweep.workers.shared.kept_files import BEST
-from eigensweep.workers.shared.marks import cancel_mark, pause_mark
-from eigensweep.workers.shared.messages import DriverOptions
-from eigensweep.workers.shared.object_files import ObjectFiles
-from eigensweep.workers.shared.thinning import thin_out
-from eigensweep.workers.trial.attempt import Attempt
 
 KEY = "e1/00003/0"
 
@@ -383,7 +383,7 @@ def test_trials_see_a_pause_or_a_cancellation(url, monkeypatch):
     pause.touch()
     assert pause.exists()
     assert not cancel.exists()
-    monkeypatch.setattr("eigensweep.workers.trial.attempt.GLANCE_SECONDS", 0.0)
+    monkeypatch.setattr("eigensweep.training.attempt.GLANCE_SECONDS", 0.0)
     assert attempt.advance().lost_by == "pause"
     pause.unlink()
     cancel.touch()

@@ -22,6 +22,9 @@ from orders import make_order
 from starlette.testclient import TestClient
 from sweeps import spec
 
+from eigensweep.common import traces
+from eigensweep.protocol.messages import DriverOptions, Order
+from eigensweep.protocol.shares import Capacity
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.app import create_app
@@ -32,11 +35,8 @@ from eigensweep.service.settings import Settings
 from eigensweep.workers.driver import experiment as driver
 from eigensweep.workers.driver import process
 from eigensweep.workers.driver.zygote import DriverOrder
-from eigensweep.workers.lanes.shares import Capacity
 from eigensweep.workers.processes import runner
 from eigensweep.workers.processes.runner import Runner
-from eigensweep.workers.shared import traces
-from eigensweep.workers.shared.messages import DriverOptions, Order
 
 CALLER = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 SPEC = spec({"space": {}})
@@ -177,7 +177,7 @@ def test_no_span_of_a_read_and_none_with_a_webhooks_address(spans, dispatcher, t
 
 def test_off_is_the_default_and_imports_nothing(dispatcher, launcher, tmp_path):
     program = (
-        "import sys\nfrom eigensweep.workers.shared import traces\n"
+        "import sys\nfrom eigensweep.protocol import traces\n"
         "traces.set_up('trial', None)\n"
         "with traces.span('x', step=1): pass\n"
         "traces.OpenSpan('y', None).end(); traces.flush()\n"
@@ -241,7 +241,7 @@ def test_spans_arrive_at_a_collector():
         threading.Thread(target=server.serve_forever, daemon=True).start()
         endpoint = f"http://127.0.0.1:{server.server_address[1]}/v1/traces"
         program = (
-            "from eigensweep.workers.shared import traces\n"
+            "from eigensweep.protocol import traces\n"
             f"traces.set_up('trial', {endpoint!r})\n"
             f"with traces.span('attempt', {CALLER!r}, experiment='e1'): pass\n"
             "traces.flush()"

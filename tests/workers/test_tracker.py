@@ -13,15 +13,15 @@ import gcs
 import pytest
 from file_ledger import FileLedger
 
+from eigensweep.protocol.ledger import Earlier, TrialEntry
+from eigensweep.protocol.messages import Takeover
 from eigensweep.results.seeds import summarise
 from eigensweep.results.trial_result import ReplicateResult, Result, Source
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.store.checkpoints import Store
+from eigensweep.store.curves import CurvePoint
+from eigensweep.store.kept_files import BEST
 from eigensweep.workers.driver.experiment import ExperimentDriver
-from eigensweep.workers.shared.checkpoints import Store
-from eigensweep.workers.shared.curves import CurvePoint
-from eigensweep.workers.shared.kept_files import BEST
-from eigensweep.workers.shared.ledger import Earlier, TrialEntry
-from eigensweep.workers.shared.messages import Takeover
 from eigensweep.workers.tracking import tracker as tracking
 from eigensweep.workers.tracking.mlflow_runs import AwayError, MlflowRefusedError, RunContent, _ask
 from eigensweep.workers.tracking.subject import make_subject

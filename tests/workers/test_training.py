@@ -23,12 +23,12 @@ from eigensweep.results.trial_result import (
     ReplicateResult,
     Result,
 )
+from eigensweep.store.checkpoints import Store
 from eigensweep.tasks import TASKS
+from eigensweep.training.evaluation import carry_into, evaluate
+from eigensweep.training.selection import selected_weights
+from eigensweep.training.training import Training, set_up_gpu
 from eigensweep.workers.processes.notebook import train
-from eigensweep.workers.shared.checkpoints import Store
-from eigensweep.workers.trial.evaluation import carry_into, evaluate
-from eigensweep.workers.trial.selection import selected_weights
-from eigensweep.workers.trial.training import Training, set_up_gpu
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,12 +9,12 @@ import pytest
 from orders import make_order
 from ray.tune.result import STDERR_FILE, STDOUT_FILE, TRIAL_INFO
 
+from eigensweep.protocol.code import ForeignCodeError
+from eigensweep.store.durable_files import storage_error
 from eigensweep.tasks.corpus import CorpusMissingError
 from eigensweep.workers.driver.tune.trainable import give_order_alone, request_place
 from eigensweep.workers.processes import runner
 from eigensweep.workers.processes.runner import LOST, REPORT, Runner
-from eigensweep.workers.shared.code import ForeignCodeError
-from eigensweep.workers.shared.durable_files import storage_error
 
 
 @pytest.fixture

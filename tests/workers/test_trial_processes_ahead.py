@@ -30,7 +30,7 @@ TESTS = Path(__file__).parents[1]
 CHANGE = """
 import sys
 from pathlib import Path
-from eigensweep.workers.shared.code import has_changed, own_code
+from eigensweep.protocol.code import has_changed, own_code
 own_code()
 print(has_changed())
 with Path(sys.argv[1]).open("a") as file:

@@ -12,11 +12,11 @@ import psutil
 import pytest
 from waiting import PATIENCE, wait_until
 
+from eigensweep.protocol.messages import DriverOptions
 from eigensweep.workers.cluster import drivers as module
 from eigensweep.workers.cluster.drivers import UNSEEN, DriverProcess, Drivers
+from eigensweep.workers.deaths import Death
 from eigensweep.workers.driver.zygote import DriverOrder
-from eigensweep.workers.shared.deaths import Death
-from eigensweep.workers.shared.messages import DriverOptions
 
 TESTS = Path(__file__).parents[1]
 Launch = Callable[..., DriverProcess]

@@ -24,8 +24,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from eigensweep.workers.deaths import Death
 from eigensweep.workers.driver.zygote import DriverOrder, Request
-from eigensweep.workers.shared.deaths import Death
 
 logger = logging.getLogger(__name__)
 

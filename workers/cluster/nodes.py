@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from eigensweep.workers.lanes.shares import ACCELERATOR_LABEL
-from eigensweep.workers.shared.ray_nodes import RayNode
+from eigensweep.protocol.shares import ACCELERATOR_LABEL
+from eigensweep.workers.ray_nodes import RayNode
 
 NONE: Mapping[str, float] = {}
 

@@ -17,12 +17,12 @@ from typing import Any, Self
 import ray
 import ray.exceptions
 
-from eigensweep.private_folders import UnsafeFolderError
+from eigensweep.common.private_folders import UnsafeFolderError
 from eigensweep.workers.cluster import heartbeat
 from eigensweep.workers.cluster.nodes import Look, Node, RayPlace, read_nodes
 from eigensweep.workers.cluster.ray_folder import RayFolder
 from eigensweep.workers.driver.ray_job import EXPERIMENT, connect
-from eigensweep.workers.shared.ray_nodes import list_nodes
+from eigensweep.workers.ray_nodes import list_nodes
 
 logger = logging.getLogger(__name__)
 

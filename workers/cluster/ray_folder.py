@@ -13,7 +13,7 @@ from typing import Final, Self
 
 from filelock import FileLock, Timeout
 
-from eigensweep.private_folders import UnsafeFolderError, make_private
+from eigensweep.common.private_folders import UnsafeFolderError, make_private
 
 LONGEST: Final = 40
 """Ray's sockets lie below its folder, and a socket's path has at most 107 characters."""

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
+from eigensweep.common import logs
 from eigensweep.workers.cluster.ray_cluster import (
     ClusterError,
     RayCluster,
@@ -28,7 +29,6 @@ from eigensweep.workers.cluster.ray_cluster import (
     explain_silence,
 )
 from eigensweep.workers.cluster.trial_processes import keep_ready
-from eigensweep.workers.shared import logs
 
 logger = logging.getLogger(__name__)
 

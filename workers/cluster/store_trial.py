@@ -16,10 +16,10 @@ import ray
 import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from eigensweep.store.checkpoints import Store
+from eigensweep.store.durable_files import StorageError, StoreAwayError
 from eigensweep.workers.cluster.ray_cluster import RayCluster
-from eigensweep.workers.shared.checkpoints import Store
-from eigensweep.workers.shared.durable_files import StorageError, StoreAwayError
-from eigensweep.workers.shared.ray_nodes import list_nodes
+from eigensweep.workers.ray_nodes import list_nodes
 
 FOLDER: Final = ".doctor"
 """A folder of the store; no experiment has this name."""

@@ -26,10 +26,10 @@ from ray._private.grpc_utils import init_grpc_channel
 from ray._private.utils import get_runtime_env_info
 from ray.runtime_env import RuntimeEnv
 
+from eigensweep.protocol.code import has_changed, own_code
 from eigensweep.workers.processes.fork_server import find_peer
 from eigensweep.workers.processes.forked import keep_server
-from eigensweep.workers.shared.code import has_changed, own_code
-from eigensweep.workers.shared.ray_nodes import RayNode, list_nodes
+from eigensweep.workers.ray_nodes import RayNode, list_nodes
 
 logger = logging.getLogger(__name__)
 

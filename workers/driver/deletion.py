@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import sys
 
-from eigensweep.workers.shared import corpora
-from eigensweep.workers.shared.checkpoints import Store
+from eigensweep.store import corpora
+from eigensweep.store.checkpoints import Store
 from eigensweep.workers.tracking.mlflow_runs import Runs
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, MutableMapping
 
-from eigensweep.workers.shared.ledger import TrialEntry
-from eigensweep.workers.shared.states import TrialState
+from eigensweep.protocol.ledger import TrialEntry
+from eigensweep.protocol.states import TrialState
 
 
 class Entries(MutableMapping[int, TrialEntry]):

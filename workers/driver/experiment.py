@@ -21,12 +21,30 @@ from pathlib import Path
 import optuna
 from ray import tune
 
+from eigensweep.protocol.code import own_code, own_parts
+from eigensweep.protocol.fair_shares import Demand
+from eigensweep.protocol.ledger import Ledger, StaleWriteError, TrialEntry
+from eigensweep.protocol.messages import (
+    DriverOptions,
+    Notice,
+    Order,
+    Params,
+    Report,
+    Reports,
+    SpecJson,
+)
+from eigensweep.protocol.shares import Share, share_of, spread_lanes
+from eigensweep.protocol.states import OPEN_TRIALS
 from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.results.trial_result import Metrics
 from eigensweep.search_spaces.memory import limit_memory, reserve_memory
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.store.checkpoints import Store, replicate_key
+from eigensweep.store.disk_space import DiskSpace
+from eigensweep.store.files import is_url
+from eigensweep.training.memory import unshared_bytes
 from eigensweep.workers.driver.nodes import capacity
 from eigensweep.workers.driver.nodes.cordons import Cordons
 from eigensweep.workers.driver.nodes.corpora import SharedCorpora
@@ -45,26 +63,8 @@ from eigensweep.workers.driver.sweep import Job, Sweep
 from eigensweep.workers.driver.tune.schedulers import Past, make_scheduler
 from eigensweep.workers.driver.tune.stopping import StopReason
 from eigensweep.workers.driver.tune.tune_loop import run_tune
-from eigensweep.workers.lanes.shares import Share, share_of, spread_lanes
-from eigensweep.workers.shared.checkpoints import Store, replicate_key
-from eigensweep.workers.shared.code import own_code, own_parts
-from eigensweep.workers.shared.disk_space import DiskSpace
-from eigensweep.workers.shared.fair_shares import Demand
-from eigensweep.workers.shared.files import is_url
-from eigensweep.workers.shared.ledger import Ledger, StaleWriteError, TrialEntry
-from eigensweep.workers.shared.messages import (
-    DriverOptions,
-    Notice,
-    Order,
-    Params,
-    Report,
-    Reports,
-    SpecJson,
-)
-from eigensweep.workers.shared.states import OPEN_TRIALS
 from eigensweep.workers.tracking.subject import make_subject
 from eigensweep.workers.tracking.tracker import Tracker
-from eigensweep.workers.trial.memory import unshared_bytes
 
 logger = logging.getLogger(__name__)
 

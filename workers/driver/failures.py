@@ -7,9 +7,9 @@ would fail in the same way.
 
 from __future__ import annotations
 
+from eigensweep.protocol.messages import Notice
+from eigensweep.protocol.states import UNTRAINED
 from eigensweep.results.trial_result import Outcome
-from eigensweep.workers.shared.messages import Notice
-from eigensweep.workers.shared.states import UNTRAINED
 
 MOST_HERE = 5
 """Trials that fail in a row on one node, while none fails elsewhere, before the node is cordoned.

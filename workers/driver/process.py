@@ -12,13 +12,13 @@ from dataclasses import replace
 
 from ray._raylet import setproctitle  # type: ignore[attr-defined]
 
-from eigensweep.variables import warn_of_unknown
+from eigensweep.common import logs, traces
+from eigensweep.common.variables import warn_of_unknown
+from eigensweep.protocol.messages import DriverOptions
+from eigensweep.workers.deaths import Death, explain
 from eigensweep.workers.driver import experiment as experiments
 from eigensweep.workers.driver.ray_job import connect
 from eigensweep.workers.driver.zygote import TITLE, DriverOrder
-from eigensweep.workers.shared import logs, traces
-from eigensweep.workers.shared.deaths import Death, explain
-from eigensweep.workers.shared.messages import DriverOptions
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import ray
 from ray.job_config import JobConfig
 
-from eigensweep.workers.lanes.actor import NAMESPACE
+from eigensweep.workers.processes.engine_actor import NAMESPACE
 
 EXPERIMENT: Final = "eigensweep.experiment"
 """Key of what the job of a driver says of itself: the experiment that it drives."""

@@ -4,7 +4,7 @@ The sign of progress is a commit: a trial that takes steps commits at least ever
 `checkpoint_seconds`. The driver reads commits from the store, so it finds a process that hangs in
 native code, one that is cut off, and one that waits for ever. Trials in the lanes of an engine may
 wait long for a lane, so the engine's own process watches them
-([workers/lanes/actor.py](../lanes/actor.py)).
+([workers/processes/engine_actor.py](../lanes/actor.py)).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from eigensweep.workers.shared.checkpoints import Progress, Store, replicate_key
-from eigensweep.workers.shared.durable_files import DamagedError, StorageError
-from eigensweep.workers.shared.ledger import TrialEntry
-from eigensweep.workers.shared.patience import START_SECONDS, patience_with
+from eigensweep.protocol.ledger import TrialEntry
+from eigensweep.protocol.patience import START_SECONDS, patience_with
+from eigensweep.store.checkpoints import Progress, Store, replicate_key
+from eigensweep.store.durable_files import DamagedError, StorageError
 
 logger = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from eigensweep.protocol.messages import Order, Report
+from eigensweep.store import store_markers
+from eigensweep.store.checkpoints import Store, replicate_key
 from eigensweep.workers.driver.store_watch import StoreWatch
-from eigensweep.workers.shared import store_markers
-from eigensweep.workers.shared.checkpoints import Store, replicate_key
-from eigensweep.workers.shared.messages import Order, Report
 
 logger = logging.getLogger(__name__)
 

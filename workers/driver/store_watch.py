@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from eigensweep.workers.shared.durable_files import (
+from eigensweep.protocol.messages import Notice
+from eigensweep.store.durable_files import (
     DamagedError,
     StorageError,
     StoreAwayError,
     StoreKeysError,
 )
-from eigensweep.workers.shared.messages import Notice
 
 logger = logging.getLogger(__name__)
 

@@ -12,22 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, replace
 
-from eigensweep.results.racing import find_race
-from eigensweep.results.ranking import find_best, rank
-from eigensweep.results.trial_result import Metrics, Outcome, Result, Source
-from eigensweep.search_spaces.space import Point
-from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.search_spaces.trial import TrialConfig, find_code
-from eigensweep.search_spaces.warm_start import find_point
-from eigensweep.workers.driver.entries import Entries
-from eigensweep.workers.driver.nodes.cordons import LONGEST_LEAVE, Cordons
-from eigensweep.workers.driver.nodes.losses import LONGEST_REST, Losses
-from eigensweep.workers.driver.search.configurations import Configurations, Found
-from eigensweep.workers.driver.search.leaders import complete_result, give_seeds, has_begun
-from eigensweep.workers.driver.search.population import PopulationRound
-from eigensweep.workers.driver.search.study import Study
-from eigensweep.workers.shared.durable_files import StorageError
-from eigensweep.workers.shared.ledger import (
+from eigensweep.protocol.ledger import (
     NOTHING,
     PAUSED,
     Finished,
@@ -37,8 +22,23 @@ from eigensweep.workers.shared.ledger import (
     SweepLedger,
     TrialEntry,
 )
-from eigensweep.workers.shared.messages import LostBy, Notice, Place
-from eigensweep.workers.shared.states import OPEN_TRIALS, UNTRAINED, ExperimentEnd
+from eigensweep.protocol.messages import LostBy, Notice, Place
+from eigensweep.protocol.states import OPEN_TRIALS, UNTRAINED, ExperimentEnd
+from eigensweep.results.racing import find_race
+from eigensweep.results.ranking import find_best, rank
+from eigensweep.results.trial_result import Metrics, Outcome, Result, Source
+from eigensweep.search_spaces.space import Point
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.search_spaces.trial import TrialConfig, find_code
+from eigensweep.search_spaces.warm_start import find_point
+from eigensweep.store.durable_files import StorageError
+from eigensweep.workers.driver.entries import Entries
+from eigensweep.workers.driver.nodes.cordons import LONGEST_LEAVE, Cordons
+from eigensweep.workers.driver.nodes.losses import LONGEST_REST, Losses
+from eigensweep.workers.driver.search.configurations import Configurations, Found
+from eigensweep.workers.driver.search.leaders import complete_result, give_seeds, has_begun
+from eigensweep.workers.driver.search.population import PopulationRound
+from eigensweep.workers.driver.search.study import Study
 
 logger = logging.getLogger(__name__)
 

@@ -25,10 +25,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
-from eigensweep.workers.shared.deaths import Death
-from eigensweep.workers.shared.ledger import Ledger
-from eigensweep.workers.shared.loading import load_for_good
-from eigensweep.workers.shared.messages import DriverOptions, SpecJson
+from eigensweep.common.loading import load_for_good
+from eigensweep.protocol.ledger import Ledger
+from eigensweep.protocol.messages import DriverOptions, SpecJson
+from eigensweep.workers.deaths import Death
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class Zygote:
 
     def _fork(self, request: Request) -> None:
         """Fork a driver, unless other code is on the disk by now: its trials would have that."""
-        from eigensweep.workers.shared.code import has_changed
+        from eigensweep.protocol.code import has_changed
 
         if has_changed():
             self._is_stale = True
@@ -186,7 +186,7 @@ def write_to(log: str) -> None:
 
 def load(modules: list[str]) -> None:
     """Import what a driver needs, and `modules`."""
-    from eigensweep.workers.shared.code import own_code, own_parts
+    from eigensweep.protocol.code import own_code, own_parts
     from eigensweep.workers.tracking.mlflow_runs import load_client
 
     with load_for_good():

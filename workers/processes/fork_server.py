@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Final, TypedDict
 
-from eigensweep.workers.shared.loading import load_for_good
+from eigensweep.common.loading import load_for_good
 
 logger = logging.getLogger(__name__)
 
@@ -80,14 +80,11 @@ def load(digest: str) -> bool:
 
     Then each trial's process loads its own, and finds out itself what is wrong.
     """
-    from eigensweep.workers.shared.code import own_code
+    from eigensweep.protocol.code import own_code
 
     with load_for_good():
         if own_code().digest != digest:
             return False
-        import eigensweep.workers.lanes.replicates
-        import eigensweep.workers.processes.runner
-        import eigensweep.workers.trial.errors  # noqa: F401
     return True
 
 
@@ -233,8 +230,8 @@ class MethodCall(TypedDict):
 
 def answer_calls(calls: Connection) -> None:
     """Train what the trial's process says, call by call, until it says no more."""
+    from eigensweep.protocol.ledger import StaleWriteError
     from eigensweep.workers.processes.runner import Runner
-    from eigensweep.workers.shared.ledger import StaleWriteError
 
     begin: Begin = json.loads(calls.recv_bytes())
     os.environ.clear()

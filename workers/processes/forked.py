@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
+from eigensweep.protocol.ledger import StaleWriteError
+from eigensweep.protocol.messages import Order
 from eigensweep.workers.processes.fork_server import FORK, LOOK, STALE, find_peer
-from eigensweep.workers.shared.ledger import StaleWriteError
-from eigensweep.workers.shared.messages import Order
 
 logger = logging.getLogger(__name__)
 

@@ -16,18 +16,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from eigensweep.models.base import Model
+from eigensweep.protocol.messages import ConfigJson
 from eigensweep.results import figures
 from eigensweep.results.seeds import summarise
 from eigensweep.results.trial_result import Metrics, Outcome, ReplicateResult, Result
 from eigensweep.search_spaces.single_trial import read_trial
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.workers.lanes.replicates import gains_by_lanes
-from eigensweep.workers.shared import spectrum_files
-from eigensweep.workers.shared.checkpoints import Store
-from eigensweep.workers.shared.curves import CurvePoint
-from eigensweep.workers.shared.messages import ConfigJson
-from eigensweep.workers.trial.training import Training, set_up_thread
-from eigensweep.workers.trial.weights import KeptWeights, NoWeightsError
+from eigensweep.store import spectrum_files
+from eigensweep.store.checkpoints import Store
+from eigensweep.store.curves import CurvePoint
+from eigensweep.training.lanes.replicates import gains_by_lanes
+from eigensweep.training.training import Training, set_up_thread
+from eigensweep.training.weights import KeptWeights, NoWeightsError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -254,7 +254,7 @@ class _Replicate:
 
 def _train_side_by_side(replicates: Sequence[_Replicate]) -> None:
     """Train all replicates to the end, as lanes of one group."""
-    from eigensweep.workers.lanes.group import Group  # loads what most configs never need
+    from eigensweep.training.lanes.group import Group  # loads what most configs never need
 
     behind = [each for each in replicates if not each.training.is_finished]
     if behind:

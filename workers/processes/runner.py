@@ -15,18 +15,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from eigensweep.workers.shared import logs, store_markers, traces
-from eigensweep.workers.shared.checkpoints import Store
-from eigensweep.workers.shared.code import ForeignCodeError, check_build, check_code
-from eigensweep.workers.shared.durable_files import disk_failure
-from eigensweep.workers.shared.ledger import StaleWriteError
-from eigensweep.workers.shared.messages import Order, Place, Report
-from eigensweep.workers.trial import memory_limit
-from eigensweep.workers.trial.devices import DeviceError, find_crowding, try_out
-from eigensweep.workers.trial.memory_limit import MemoryWatch
+from eigensweep.common import logs, traces
+from eigensweep.protocol.code import ForeignCodeError, check_build, check_code
+from eigensweep.protocol.ledger import StaleWriteError
+from eigensweep.protocol.messages import Order, Place, Report
+from eigensweep.store import store_markers
+from eigensweep.store.checkpoints import Store
+from eigensweep.store.durable_files import disk_failure
+from eigensweep.training import memory_limit
+from eigensweep.training.devices import DeviceError, find_crowding, try_out
+from eigensweep.training.memory_limit import MemoryWatch
 
 if TYPE_CHECKING:
-    from eigensweep.workers.trial.attempt import Attempt
+    from eigensweep.training.attempt import Attempt
 
 REPORT = "report"
 """Key of a `Report`, as JSON text, in what `Runner.train` returns: what is no text, Tune takes
@@ -205,8 +206,8 @@ def open_attempt(order: Order, device: str) -> Attempt:
         DeviceError: if the device cannot be used.
         StaleAttemptError: if a later attempt has begun.
     """
-    from eigensweep.workers.lanes import replicates
-    from eigensweep.workers.trial.memory import limit_device
+    from eigensweep.training.lanes import replicates
+    from eigensweep.training.memory import limit_device
 
     try_out(device)
     limit_device(device, order.resources.get("GPU", 1.0))
@@ -227,14 +228,14 @@ def describe_failure(error: Exception) -> str:
 
 def is_of_memory(error: Exception) -> bool:
     """Tell whether the device, or the machine, had no memory left."""
-    from eigensweep.workers.trial.errors import is_out_of_memory
+    from eigensweep.training.errors import is_out_of_memory
 
     return is_out_of_memory(error)
 
 
 def is_of_the_device(error: Exception) -> bool:
     """Tell whether nothing works on the device any more until another process begins."""
-    from eigensweep.workers.trial import errors
+    from eigensweep.training import errors
 
     return errors.is_of_the_device(error)
 

@@ -23,14 +23,14 @@ from typing import TypeVar
 
 import ray
 
-from eigensweep.workers.lanes.actor import EngineSlot, find_node
+from eigensweep.common import logs
+from eigensweep.common.loading import load_for_good
+from eigensweep.protocol.code import ForeignCodeError, check_code
+from eigensweep.protocol.messages import Order
+from eigensweep.training.devices import see_only
+from eigensweep.workers.processes.engine_actor import EngineSlot, find_node
 from eigensweep.workers.processes.forked import Forked, ForkedEndedError, fork
 from eigensweep.workers.processes.runner import Runner
-from eigensweep.workers.shared import logs
-from eigensweep.workers.shared.code import ForeignCodeError, check_code
-from eigensweep.workers.shared.loading import load_for_good
-from eigensweep.workers.shared.messages import Order
-from eigensweep.workers.trial.devices import see_only
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class TrialProcess:
             if forked is None:
                 with suppress(ForeignCodeError, ImportError), load_for_good():
                     check_code(order.code)
-                    import_module("eigensweep.workers.trial.attempt")
+                    import_module("eigensweep.training.attempt")
         self._runner = forked or Runner(config, device, node_id, EngineSlot)
 
     def train_next(self, config: Mapping[str, object]) -> dict[str, object]:

@@ -12,12 +12,12 @@ from functools import cached_property
 
 import yaml
 
-from eigensweep.direction import Better
+from eigensweep.common.direction import Better
+from eigensweep.protocol.code import own_code
+from eigensweep.protocol.messages import ConfigJson, Params
 from eigensweep.search_spaces.labels import format_value, shorten_paths
 from eigensweep.search_spaces.sections import Arm
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.workers.shared.code import own_code
-from eigensweep.workers.shared.messages import ConfigJson, Params
 from eigensweep.workers.tracking.mlflow_runs import flatten
 from eigensweep.workers.tracking.run_writes import MLFLOW_USER
 

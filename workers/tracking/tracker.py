@@ -19,17 +19,17 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from eigensweep.direction import sign
+from eigensweep.common import logs
+from eigensweep.common.direction import sign
+from eigensweep.protocol.ledger import DeliveryLedger, TrialEntry
+from eigensweep.protocol.messages import Notice
+from eigensweep.protocol.states import ExperimentEnd
 from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.results.trial_result import Measures, Metrics, Result, Source, find_ratio
-from eigensweep.workers.shared import logs
-from eigensweep.workers.shared.checkpoints import Store, replicate_key
-from eigensweep.workers.shared.curves import CurvePoint
-from eigensweep.workers.shared.durable_files import DamagedError, StorageError
-from eigensweep.workers.shared.kept_files import BEST
-from eigensweep.workers.shared.ledger import DeliveryLedger, TrialEntry
-from eigensweep.workers.shared.messages import Notice
-from eigensweep.workers.shared.states import ExperimentEnd
+from eigensweep.store.checkpoints import Store, replicate_key
+from eigensweep.store.curves import CurvePoint
+from eigensweep.store.durable_files import DamagedError, StorageError
+from eigensweep.store.kept_files import BEST
 from eigensweep.workers.tracking.mlflow_runs import (
     ERROR,
     LONGEST_PARAM,

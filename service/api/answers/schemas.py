@@ -13,8 +13,10 @@ from typing import Any, Final, Generic, Literal, Self, TypedDict, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from eigensweep.direction import Better
-from eigensweep.made_of import MadeOf
+from eigensweep.common.direction import Better
+from eigensweep.common.made_of import MadeOf
+from eigensweep.protocol.messages import ConfigJson, Notice, NoticeKind, SpecJson
+from eigensweep.protocol.states import ENDED, ExperimentState, TrialState
 from eigensweep.results.statistics import Summary
 from eigensweep.results.trial_result import Metrics, summarize_stored
 from eigensweep.search_spaces.parameters import Scalar
@@ -24,8 +26,6 @@ from eigensweep.service.record.sql.tables import AttemptRow, ExperimentRow, Plac
 from eigensweep.service.record.users.usage import UserUsage
 from eigensweep.service.record.views.progress import compute_progress
 from eigensweep.service.record.views.queries import ExperimentRecord, StoredTrial, TrialRecord
-from eigensweep.workers.shared.messages import ConfigJson, Notice, NoticeKind, SpecJson
-from eigensweep.workers.shared.states import ENDED, ExperimentState, TrialState
 
 Item = TypeVar("Item")
 

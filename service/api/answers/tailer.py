@@ -21,11 +21,11 @@ from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
+from eigensweep.protocol.states import ENDED, ExperimentState
 from eigensweep.service.record.errors import ExperimentNotFoundError
 from eigensweep.service.record.sql.database import is_away
 from eigensweep.service.record.sql.tables import EventRow
 from eigensweep.service.record.views.queries import Queries
-from eigensweep.workers.shared.states import ENDED, ExperimentState
 
 logger = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from eigensweep.service.api.middleware.identity import Identity, UnknownCallerEr
 from eigensweep.service.api.middleware.page_headers import asks_for_page
 from eigensweep.service.api.middleware.rates import Rates
 from eigensweep.service.record.users.audit import Audit
-from eigensweep.workers.shared.durable_files import StorageError
+from eigensweep.store.durable_files import StorageError
 
 logger = logging.getLogger(__name__)
 

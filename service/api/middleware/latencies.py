@@ -14,9 +14,9 @@ from starlette.datastructures import Headers
 from starlette.routing import BaseRoute, Mount
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from eigensweep.common import traces
 from eigensweep.service.api.middleware.callers import READING
 from eigensweep.service.counters import HTTP_SECONDS
-from eigensweep.workers.shared import traces
 
 METHODS: Final = frozenset(("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"))
 OTHER: Final = "other"

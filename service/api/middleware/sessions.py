@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from eigensweep.service.api.middleware.page_headers import PAGE_HEADERS
-from eigensweep.workers.shared.durable_files import write_whole
+from eigensweep.store.durable_files import write_whole
 
 COOKIE: Final = "eigensweep_session"
 PLACE: Final = "/session"

@@ -23,7 +23,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import HTMLResponse, Response
 from starlette.staticfiles import StaticFiles
 
-from eigensweep.direction import sign
+from eigensweep.common.direction import sign
+from eigensweep.protocol import states
+from eigensweep.protocol.messages import SpecJson
 from eigensweep.reports.markdown import cost_words, remarks_of
 from eigensweep.reports.page import make_tables
 from eigensweep.results.ranking import OBJECTIVE
@@ -57,8 +59,6 @@ from eigensweep.service.api.routes.trials import TrialQuery
 from eigensweep.service.record.errors import ReproductionNotFoundError
 from eigensweep.service.record.requests.reproductions import OPEN
 from eigensweep.service.record.views.overviews import list_arms, list_lineages
-from eigensweep.workers.shared import states
-from eigensweep.workers.shared.messages import SpecJson
 
 Query_ = TypeVar("Query_", bound=BaseModel)
 

@@ -9,7 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Body, FastAPI, Path, Query, Request, Response
 from pydantic import ConfigDict, Field
 
-from eigensweep.plain_numbers import PlainNumbers
+from eigensweep.common.plain_numbers import PlainNumbers
 from eigensweep.service.api.answers.errors import answer_errors, describe_errors
 from eigensweep.service.api.answers.paging import cut, decode
 from eigensweep.service.api.answers.schemas import AnswerModel, Asked, Page, PageAsked, UsageNow

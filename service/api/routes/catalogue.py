@@ -15,6 +15,7 @@ from fastapi import APIRouter, Path
 from pydantic import BaseModel, Field, ValidationError
 
 from eigensweep.models import MODELS
+from eigensweep.protocol.messages import SpecJson
 from eigensweep.registry import Registry
 from eigensweep.search_spaces.presets import load_preset, preset_names
 from eigensweep.search_spaces.spec import ExperimentSpec
@@ -23,7 +24,6 @@ from eigensweep.service.api.answers.schemas import AnswerModel, Metric
 from eigensweep.service.api.answers.written import DescribedRoute
 from eigensweep.tasks import TASKS
 from eigensweep.tasks.base import Task, TaskConfig
-from eigensweep.workers.shared.messages import SpecJson
 
 router = APIRouter(tags=["catalogue"], route_class=DescribedRoute)
 

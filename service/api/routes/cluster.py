@@ -9,6 +9,8 @@ from datetime import datetime
 from fastapi import APIRouter
 from pydantic import Field
 
+from eigensweep.protocol.fair_shares import Demand
+from eigensweep.protocol.states import DRIVEN, ExperimentState
 from eigensweep.service.api.answers.schemas import AnswerModel, read_place
 from eigensweep.service.api.answers.written import DescribedRoute
 from eigensweep.service.api.parts import Service, TheService
@@ -16,8 +18,6 @@ from eigensweep.service.record.sql.tables import ExperimentRow
 from eigensweep.service.record.views.activity import Use, read_activity
 from eigensweep.workers.cluster.drivers import DRIVER_BYTES
 from eigensweep.workers.cluster.nodes import Node
-from eigensweep.workers.shared.fair_shares import Demand
-from eigensweep.workers.shared.states import DRIVEN, ExperimentState
 
 router = APIRouter(tags=["cluster"], route_class=DescribedRoute)
 

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from pydantic import Field
 
+from eigensweep.protocol.shares import Capacity
+from eigensweep.protocol.states import Action, ExperimentState
 from eigensweep.search_spaces.checks import find_errors
 from eigensweep.search_spaces.errors import CorpusError, SpecError, raise_errors
 from eigensweep.search_spaces.memory import MemoryEstimate, estimate_arms, reserve
@@ -35,9 +37,7 @@ from eigensweep.service.record.record import Record
 from eigensweep.service.record.sql.rows import RowSession
 from eigensweep.service.settings import Settings
 from eigensweep.service.webhook_rules import WebhookRefusedError, check_url
-from eigensweep.workers.lanes.outlook import explain_arms_alone
-from eigensweep.workers.lanes.shares import Capacity
-from eigensweep.workers.shared.states import Action, ExperimentState
+from eigensweep.training.lanes.outlook import explain_arms_alone
 
 router = APIRouter(tags=["experiments"], route_class=WrittenRoute)
 previews = APIRouter(tags=["experiments"], route_class=DescribedRoute)

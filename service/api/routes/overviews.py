@@ -16,6 +16,7 @@ from fastapi import APIRouter, Path, Query, Response
 from fastapi.responses import StreamingResponse
 from pydantic import Field
 
+from eigensweep.protocol.states import TrialState
 from eigensweep.results.published import Measured, set_beside
 from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.results.statistics import Summary, find_domain, summarize
@@ -37,11 +38,10 @@ from eigensweep.service.record.views.overviews import (
     list_points,
     list_reports,
 )
-from eigensweep.workers.shared.checkpoints import Store
-from eigensweep.workers.shared.curves import CurvePoint
-from eigensweep.workers.shared.kept_files import BEST
-from eigensweep.workers.shared.states import TrialState
-from eigensweep.workers.shared.stored_checkpoints import PIECE
+from eigensweep.store.checkpoints import Store
+from eigensweep.store.curves import CurvePoint
+from eigensweep.store.kept_files import BEST
+from eigensweep.store.stored_checkpoints import PIECE
 
 router = APIRouter(tags=["overviews"], route_class=DescribedRoute)
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from pydantic import Field
 
-from eigensweep.direction import sign
+from eigensweep.common.direction import sign
 from eigensweep.results.pareto import find_front, read_goals
 from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.checks import check_against

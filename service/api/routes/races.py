@@ -7,6 +7,7 @@ from typing import Literal
 from fastapi import APIRouter
 from pydantic import Field
 
+from eigensweep.protocol.states import ENDED
 from eigensweep.results.racing import Race, Round, count_core_hours, find_race, read_values
 from eigensweep.results.sequential import Look, look, look_back
 from eigensweep.results.statistics import Summary, compare_paired, find_domain, summarize
@@ -17,7 +18,6 @@ from eigensweep.service.api.answers.written import DescribedRoute
 from eigensweep.service.api.parts import TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
 from eigensweep.service.record.views.overviews import RacerRecord, list_racers
-from eigensweep.workers.shared.states import ENDED
 
 router = APIRouter(tags=["trials"], route_class=DescribedRoute)
 

@@ -15,6 +15,7 @@ from fastapi import APIRouter, Body, Path, Query, Response
 from fastapi.responses import FileResponse
 from pydantic import Field, model_validator
 
+from eigensweep.protocol.messages import SpecJson
 from eigensweep.reports import messages
 from eigensweep.reports.report import ReportContent
 from eigensweep.search_spaces.errors import SpecError
@@ -39,7 +40,6 @@ from eigensweep.service.api.routes.catalogue import Name
 from eigensweep.service.record.errors import ExperimentNotFoundError
 from eigensweep.service.record.requests.reproductions import ReproductionRecord, ReproductionState
 from eigensweep.service.settings import Settings
-from eigensweep.workers.shared.messages import SpecJson
 
 router = APIRouter(tags=["reproductions"], route_class=ServiceRoute)
 suites = APIRouter(tags=["reproductions"], route_class=DescribedRoute)

@@ -18,7 +18,7 @@ from eigensweep.service.api.middleware.callers import Caller, Reader, Submitter,
 from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.record.changes.retention import DAY
 from eigensweep.service.record.errors import ConflictError, NotAllowedError, NotFoundError
-from eigensweep.workers.shared.thinning import Keep
+from eigensweep.store.thinning import Keep
 
 router = APIRouter(tags=["storage"], route_class=ServiceRoute)
 

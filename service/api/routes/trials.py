@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import Field
 
+from eigensweep.protocol.states import TrialState
 from eigensweep.results.trial_rows import Row, make_frame, make_row
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.answers.paging import Part, cut, decode
@@ -20,7 +21,6 @@ from eigensweep.service.api.routes.experiments import ExperimentId
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.views.queries import StoredTrial
 from eigensweep.workers.driver.summary.export import export_study
-from eigensweep.workers.shared.states import TrialState
 
 EXPORTED_AT_ONCE = 1000
 """Trials that are read from the record at a time."""

@@ -11,13 +11,13 @@ from typing import Final
 
 from sqlalchemy import delete, select
 
+from eigensweep.protocol.states import ACTIONS, DONE, DRIVEN, Action
 from eigensweep.service.record.errors import ExperimentNotFoundError, WrongStateError
 from eigensweep.service.record.journal import emit, end_experiment, move_experiment
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.rows import RowSession
 from eigensweep.service.record.sql.tables import EventRow, ExperimentRow, JobRow, TrialRow
 from eigensweep.service.record.views.queries import Queries
-from eigensweep.workers.shared.states import ACTIONS, DONE, DRIVEN, Action
 
 AT_ONCE: Final = 2_000
 """Rows that are removed in one transaction."""

@@ -11,6 +11,8 @@ from typing import Final
 
 from sqlalchemy import func, select
 
+from eigensweep.protocol.messages import SpecJson
+from eigensweep.protocol.states import ENDED
 from eigensweep.search_spaces.labels import say_count
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record.errors import QuotaExceededError
@@ -18,8 +20,6 @@ from eigensweep.service.record.journal import replace_non_finite
 from eigensweep.service.record.sql.rows import RowSession
 from eigensweep.service.record.sql.tables import OPERATOR, ExperimentRow, User
 from eigensweep.service.record.users.accounts import Quotas, read_quotas
-from eigensweep.workers.shared.messages import SpecJson
-from eigensweep.workers.shared.states import ENDED
 
 ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 

@@ -13,6 +13,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Select
 
+from eigensweep.protocol.messages import ConfigJson
+from eigensweep.protocol.states import UNTRAINED, Action
 from eigensweep.results.ranking import RANKED
 from eigensweep.search_spaces.extension import describe_extension, is_longer
 from eigensweep.search_spaces.space import Point
@@ -31,8 +33,6 @@ from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.rows import RowSession
 from eigensweep.service.record.sql.tables import ExperimentRow, TrialRow
 from eigensweep.service.record.sql.walks import choose, is_in, walk
-from eigensweep.workers.shared.messages import ConfigJson
-from eigensweep.workers.shared.states import UNTRAINED, Action
 
 RETRIED, LENGTHENED, RESUMED = "another try", "a longer budget", "the rest of its training"
 """Why a trial is reopened."""

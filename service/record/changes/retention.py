@@ -14,15 +14,15 @@ from typing import Final
 
 from sqlalchemy import ColumnElement, delete, or_, select
 
+from eigensweep.protocol.states import ENDED, OPEN_TRIALS
 from eigensweep.service.record.changes.control import Control, lock
 from eigensweep.service.record.errors import NothingToDoError, WrongStateError
 from eigensweep.service.record.journal import emit
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.rows import RowSession
 from eigensweep.service.record.sql.tables import ExperimentRow, JobRow, TrialRow
-from eigensweep.workers.shared.checkpoints import Store, trial_key
-from eigensweep.workers.shared.states import ENDED, OPEN_TRIALS
-from eigensweep.workers.shared.thinning import STRICTNESS, Keep, stricter, thin_out
+from eigensweep.store.checkpoints import Store, trial_key
+from eigensweep.store.thinning import STRICTNESS, Keep, stricter, thin_out
 
 DAY: Final = 86_400.0
 """Seconds."""

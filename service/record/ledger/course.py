@@ -8,6 +8,10 @@ from collections.abc import Sequence
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from eigensweep.protocol import states
+from eigensweep.protocol.fair_shares import Allotment, Demand
+from eigensweep.protocol.ledger import PAUSED, ResumeState
+from eigensweep.protocol.messages import Notice
 from eigensweep.service.record import journal
 from eigensweep.service.record.journal import end_experiment, interrupt_trial, move_experiment
 from eigensweep.service.record.ledger.part import LedgerPart, writes
@@ -16,10 +20,6 @@ from eigensweep.service.record.sql.rows import RowSession
 from eigensweep.service.record.sql.tables import ExperimentRow
 from eigensweep.service.record.sql.walks import choose, is_in, walk
 from eigensweep.service.record.users import shares
-from eigensweep.workers.shared import states
-from eigensweep.workers.shared.fair_shares import Allotment, Demand
-from eigensweep.workers.shared.ledger import PAUSED, ResumeState
-from eigensweep.workers.shared.messages import Notice
 
 CLOSED = "it was cancelled before; then its failed trials were tried again"
 """Why an experiment is cancelled whose failed trials were tried again."""

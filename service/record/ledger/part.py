@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
+from eigensweep.protocol.ledger import StaleWriteError, SupersededError
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.rows import RowSession
 from eigensweep.service.record.sql.tables import ExperimentRow, TrialRow
-from eigensweep.workers.shared.ledger import StaleWriteError, SupersededError
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,9 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, bindparam, or_, select
 from sqlalchemy.orm import Session
 
+from eigensweep.protocol.ledger import NOTHING, Earlier, Finished, TrialEntry
+from eigensweep.protocol.messages import Place, Takeover
+from eigensweep.protocol.states import INSTRUCTIVE
 from eigensweep.results.seeds import cut_seeds
 from eigensweep.results.trial_result import Metrics, Result, Source
 from eigensweep.service.record.ledger.part import LedgerPart
@@ -20,9 +23,6 @@ from eigensweep.service.record.sql.tables import (
     ReportRow,
     TrialRow,
 )
-from eigensweep.workers.shared.ledger import NOTHING, Earlier, Finished, TrialEntry
-from eigensweep.workers.shared.messages import Place, Takeover
-from eigensweep.workers.shared.states import INSTRUCTIVE
 
 COMPLETED: Final = (
     select(TrialRow.number)

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from typing import cast
 from uuid import uuid4
 
+from eigensweep.protocol.ledger import NOTHING, RungReport, StaleWriteError
+from eigensweep.protocol.messages import ConfigJson, Params, Place, Takeover
+from eigensweep.protocol.states import OUTCOMES
 from eigensweep.results.trial_result import Metrics, Outcome, Result
 from eigensweep.service.record import journal
 from eigensweep.service.record.ledger.part import LedgerPart, writes, writes_relaxed
@@ -20,9 +23,6 @@ from eigensweep.service.record.sql.tables import (
     TrialRow,
 )
 from eigensweep.service.record.users.usage import count_use
-from eigensweep.workers.shared.ledger import NOTHING, RungReport, StaleWriteError
-from eigensweep.workers.shared.messages import ConfigJson, Params, Place, Takeover
-from eigensweep.workers.shared.states import OUTCOMES
 
 
 class TrialWrites(LedgerPart):

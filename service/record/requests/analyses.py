@@ -22,11 +22,11 @@ from pydantic.main import IncEx
 from eigensweep.analyses import ANALYSES
 from eigensweep.analyses.base import ExperimentSubject, TrialSubject
 from eigensweep.analyses.messages import FILES, RESULT, Outcome
+from eigensweep.protocol.states import OPEN_ANALYSES
 from eigensweep.service.record.errors import AnalysisNotFoundError
 from eigensweep.service.record.jobs import PATIENCE, AskedJob, Jobs
 from eigensweep.service.record.sql.tables import JobKind
-from eigensweep.workers.shared.durable_files import make_folder
-from eigensweep.workers.shared.states import OPEN_ANALYSES
+from eigensweep.store.durable_files import make_folder
 
 AnalysisState = Literal["queued", "running", "finished", "failed"]
 

@@ -17,14 +17,14 @@ from eigensweep.analyses.base import (
     TrialOptions,
     TrialSubject,
 )
+from eigensweep.protocol.states import ENDED, OPEN_TRIALS
 from eigensweep.search_spaces.errors import SeveralErrors, SpecError, did_you_mean
 from eigensweep.search_spaces.problems import list_problems
 from eigensweep.service.record.errors import NotAnalysableError
 from eigensweep.service.record.requests.analyses import AnalysisSpec, OptionsJson
 from eigensweep.service.record.sql.tables import ExperimentRow, TrialRow
 from eigensweep.service.record.views.queries import Queries
-from eigensweep.workers.shared.checkpoints import Store, trial_key
-from eigensweep.workers.shared.states import ENDED, OPEN_TRIALS
+from eigensweep.store.checkpoints import Store, trial_key
 
 TRAINED = ("completed", "pruned", "diverged", "reused")
 """Ends of a trial after which its curve says something about its configuration."""

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Final, Literal, Self
 
 from pydantic import JsonValue
 
+from eigensweep.protocol.states import ENDED
 from eigensweep.reports.messages import FILES, JSON, ReportOutcome, Results, Until
 from eigensweep.reports.results import name_file, read_results
 from eigensweep.search_spaces.checks import check_spec
@@ -38,8 +39,7 @@ from eigensweep.service.record.jobs import PATIENCE, AskedJob, Jobs
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.requests.taking_up import take_up
 from eigensweep.service.record.sql.tables import OPERATOR, JobKind, JobRow
-from eigensweep.workers.shared.durable_files import make_folder
-from eigensweep.workers.shared.states import ENDED
+from eigensweep.store.durable_files import make_folder
 
 logger = logging.getLogger(__name__)
 

@@ -25,8 +25,8 @@ from eigensweep.service.record.journal import budget_of, replace_non_finite
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.rows import RowSession
 from eigensweep.service.record.sql.tables import ExperimentRow, TrialRow
-from eigensweep.workers.shared.checkpoints import Store, replicate_key, trial_key
-from eigensweep.workers.shared.thinning import thin_out
+from eigensweep.store.checkpoints import Store, replicate_key, trial_key
+from eigensweep.store.thinning import thin_out
 
 TAKEN: tuple[str, ...] = ("completed", "reused", "diverged")
 """Ends of trials whose results are taken up: their whole budget was trained, or diverged."""

@@ -7,11 +7,11 @@ from typing import Any, Final, Literal, TypedDict
 import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from eigensweep.direction import Better
+from eigensweep.common.direction import Better
+from eigensweep.protocol.messages import ConfigJson, NoticeKind, Params, SpecJson
 from eigensweep.results.ranking import UNRANKED
 from eigensweep.results.trial_result import Metrics, Outcome
-from eigensweep.workers.shared.messages import ConfigJson, NoticeKind, Params, SpecJson
-from eigensweep.workers.shared.thinning import Keep
+from eigensweep.store.thinning import Keep
 
 OPERATOR = "operator"
 """Who runs the service: the user of EIGENSWEEP_TOKEN, and of everybody while there is no token."""

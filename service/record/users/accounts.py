@@ -17,8 +17,8 @@ from pydantic import ConfigDict, Field
 from sqlalchemy import ColumnElement, select, update
 from sqlalchemy.orm import Session
 
-from eigensweep.made_of import MadeOf
-from eigensweep.plain_numbers import PlainNumbers
+from eigensweep.common.made_of import MadeOf
+from eigensweep.common.plain_numbers import PlainNumbers
 from eigensweep.service.record.errors import (
     AccountNotFoundError,
     AlreadyThereError,

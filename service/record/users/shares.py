@@ -14,11 +14,11 @@ from typing import Final
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
+from eigensweep.protocol.fair_shares import Allotment, Claimant, Demand, allot, share_out
+from eigensweep.protocol.states import PHASES
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.rows import RowSession
 from eigensweep.service.record.sql.tables import ExperimentRow, TrialRow
-from eigensweep.workers.shared.fair_shares import Allotment, Claimant, Demand, allot, share_out
-from eigensweep.workers.shared.states import PHASES
 
 ALLOTMENT: Final = "allotment"
 """The key of `Experiment.wants` under which it stands."""

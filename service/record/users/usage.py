@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from sqlalchemy import func, select
 
+from eigensweep.protocol.messages import SpecJson
 from eigensweep.search_spaces.lanes import count_members
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.rows import RowSession
 from eigensweep.service.record.sql.tables import AttemptRow, ExperimentRow, TrialRow
-from eigensweep.workers.shared.messages import SpecJson
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from functools import partial
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session, defer
 
+from eigensweep.protocol.states import DRIVEN, ENDED, EXPERIMENT_STATES
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.tables import AttemptRow, ExperimentRow, TrialRow
 from eigensweep.service.record.views.queries import count_states
-from eigensweep.workers.shared.states import DRIVEN, ENDED, EXPERIMENT_STATES
 
 WAITING = tuple(s for s in EXPERIMENT_STATES if s not in {*DRIVEN, *ENDED, "deleting"})
 """The states of experiments that are not over and have no driver."""

@@ -15,10 +15,10 @@ from typing import Final
 from sqlalchemy import case, func, select, text
 from sqlalchemy.orm import Session
 
+from eigensweep.protocol.messages import Place
+from eigensweep.protocol.states import ENDED, EXPERIMENT_STATES, OUTCOMES, TRIAL_STATES
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.tables import AttemptRow, ExperimentRow, TrialRow
-from eigensweep.workers.shared.messages import Place
-from eigensweep.workers.shared.states import ENDED, EXPERIMENT_STATES, OUTCOMES, TRIAL_STATES
 
 DURATIONS: Final = (1, 10, 30, 60, 300, 900, 1800, 3600, 3 * 3600, 12 * 3600, 24 * 3600)
 """Upper bounds, in seconds, of the histogram of trials' durations."""

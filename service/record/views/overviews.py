@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from sqlalchemy import Row, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
+from eigensweep.protocol.messages import Params
+from eigensweep.protocol.states import OUTCOMES
 from eigensweep.results.importance import Scored
 from eigensweep.results.ranking import RANKED, UNRANKED
 from eigensweep.results.trial_result import Result
@@ -24,8 +26,6 @@ from eigensweep.service.record.views.queries import (
     get_experiment,
     require_experiment,
 )
-from eigensweep.workers.shared.messages import Params
-from eigensweep.workers.shared.states import OUTCOMES
 
 BY_VALUE = TRIAL_SORTS["value"]
 """The columns of the ranking."""

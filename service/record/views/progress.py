@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from eigensweep.protocol.states import DRIVEN, ENDED, OPEN_TRIALS, OUTCOMES, TRIAL_STATES
 from eigensweep.service.record.sql.tables import ExperimentRow
 from eigensweep.service.record.views.queries import StateCount
-from eigensweep.workers.shared.states import DRIVEN, ENDED, OPEN_TRIALS, OUTCOMES, TRIAL_STATES
 
 EMPTY = StateCount(0, 0, 0)
 

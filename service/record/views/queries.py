@@ -14,6 +14,8 @@ from typing import Any, Final, TypedDict, TypeVar, Unpack
 import sqlalchemy as sa
 from sqlalchemy.orm import InstrumentedAttribute, Session, defer, load_only
 
+from eigensweep.protocol.messages import Params
+from eigensweep.protocol.states import ExperimentState
 from eigensweep.results.ranking import UNRANKED
 from eigensweep.service.record.errors import ExperimentNotFoundError, TrialNotFoundError
 from eigensweep.service.record.queue_order import find_place, find_places
@@ -29,8 +31,6 @@ from eigensweep.service.record.sql.tables import (
     TrialCount,
     TrialRow,
 )
-from eigensweep.workers.shared.messages import Params
-from eigensweep.workers.shared.states import ExperimentState
 
 Row = TypeVar("Row", bound=Base)
 T = TypeVar("T")

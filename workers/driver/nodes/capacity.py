@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final
 
+from eigensweep.protocol.shares import Capacity, Share, share_of
 from eigensweep.search_spaces.sections import ResourcesConfig
-from eigensweep.workers.lanes.shares import Capacity, Share, share_of
-from eigensweep.workers.shared.ray_nodes import RayNode, list_nodes
+from eigensweep.workers.ray_nodes import RayNode, list_nodes
 
 KNOCK_SECONDS: Final = 1.0
 """How long a node may take to accept a connection; a kernel needs milliseconds, also where Ray's

@@ -13,10 +13,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Set
 from dataclasses import dataclass
 
+from eigensweep.protocol.messages import Notice, Place
 from eigensweep.results.trial_result import Outcome
 from eigensweep.search_spaces.labels import say_count
 from eigensweep.workers.driver.failures import MOST_HERE, Failures
-from eigensweep.workers.shared.messages import Notice, Place
 
 logger = logging.getLogger(__name__)
 

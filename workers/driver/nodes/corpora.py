@@ -6,13 +6,13 @@ import json
 import logging
 from pathlib import Path
 
+from eigensweep.protocol.messages import ConfigJson
 from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.store import corpora
+from eigensweep.store.checkpoints import Store
+from eigensweep.store.durable_files import StorageError
 from eigensweep.tasks import TASKS
 from eigensweep.tasks.corpus import CorpusMissingError
-from eigensweep.workers.shared import corpora
-from eigensweep.workers.shared.checkpoints import Store
-from eigensweep.workers.shared.durable_files import StorageError
-from eigensweep.workers.shared.messages import ConfigJson
 
 logger = logging.getLogger(__name__)
 

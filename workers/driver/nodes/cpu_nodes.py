@@ -15,9 +15,9 @@ from typing import Final
 
 import ray
 
+from eigensweep.protocol.shares import Share
 from eigensweep.workers.driver.nodes.capacity import list_living_nodes
-from eigensweep.workers.lanes.shares import Share
-from eigensweep.workers.shared.ray_nodes import RayNode
+from eigensweep.workers.ray_nodes import RayNode
 
 LOOK_SECONDS: Final = 1.0
 """Seconds for which a look at free resources is relied on; what was placed since is subtracted."""

@@ -16,8 +16,8 @@ import ray
 from ray.autoscaler.sdk import request_resources
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from eigensweep.workers.lanes.actor import NAMESPACE
-from eigensweep.workers.lanes.shares import NO_LABELS, Share
+from eigensweep.protocol.shares import NO_LABELS, Share
+from eigensweep.workers.processes.engine_actor import NAMESPACE
 
 NAME: Final = "demand"
 KEPT_SECONDS: Final = 60.0

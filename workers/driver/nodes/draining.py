@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 
+from eigensweep.protocol.ledger import TrialEntry
+from eigensweep.protocol.messages import Notice
+from eigensweep.store.marks import Mark, leave_mark
 from eigensweep.workers.driver.store_watch import StoreWatch
-from eigensweep.workers.shared.ledger import TrialEntry
-from eigensweep.workers.shared.marks import Mark, leave_mark
-from eigensweep.workers.shared.messages import Notice
 
 LOOK_SECONDS = 5.0
 """Seconds between two looks for draining nodes."""

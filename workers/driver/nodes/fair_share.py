@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from eigensweep.workers.shared.fair_shares import Allotment, Demand
-from eigensweep.workers.shared.ledger import ShareLedger
-from eigensweep.workers.shared.messages import Notice
+from eigensweep.protocol.fair_shares import Allotment, Demand
+from eigensweep.protocol.ledger import ShareLedger
+from eigensweep.protocol.messages import Notice
 
 LOOK_SECONDS: Final = 2.0
 """How long a driver relies on what it has read of its share."""

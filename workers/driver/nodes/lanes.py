@@ -12,15 +12,15 @@ import ray.exceptions
 import torch
 
 from eigensweep.models.recurrence.cache import cache_folder
+from eigensweep.protocol.code import check_code, own_code
+from eigensweep.protocol.messages import Code, ConfigJson, DriverOptions
+from eigensweep.protocol.shares import node_labels
 from eigensweep.search_spaces.memory import THIN_PROCESS, list_extremes
 from eigensweep.search_spaces.preview import seconds_of
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.workers.lanes import sizing
-from eigensweep.workers.lanes.shares import node_labels
-from eigensweep.workers.shared.code import check_code, own_code
-from eigensweep.workers.shared.files import is_url
-from eigensweep.workers.shared.messages import Code, ConfigJson, DriverOptions
+from eigensweep.store.files import is_url
+from eigensweep.training.lanes import sizing
 
 logger = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 
+from eigensweep.protocol.messages import LostBy, Notice, Place
 from eigensweep.search_spaces.labels import say_count
 from eigensweep.workers.driver.nodes.cordons import NOWHERE, grow
-from eigensweep.workers.shared.messages import LostBy, Notice, Place
 
 MOST_ENGINES = 2
 """Engines that may die under a trial between two of its reports before it trains alone."""

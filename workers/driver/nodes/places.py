@@ -8,8 +8,8 @@ from typing import Any, TypedDict
 import ray
 from ray.actor import ActorHandle
 
-from eigensweep.workers.shared.messages import Order, Place
-from eigensweep.workers.shared.ray_nodes import list_nodes
+from eigensweep.protocol.messages import Order, Place
+from eigensweep.workers.ray_nodes import list_nodes
 
 
 class _Address(TypedDict):

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from eigensweep.protocol.ledger import TrialEntry
 from eigensweep.search_spaces.sequences import quasi_random
 from eigensweep.search_spaces.space import Point, Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.driver.digests import Digests, digest
 from eigensweep.workers.driver.search.study import Draw, Study
-from eigensweep.workers.shared.ledger import TrialEntry
 
 ASKS = 10
 """How often a sampler is asked again after it gave a point that was tried already."""

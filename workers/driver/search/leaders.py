@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from eigensweep.protocol.ledger import TrialEntry
+from eigensweep.protocol.messages import ConfigJson
 from eigensweep.results.seeds import join_seeds
 from eigensweep.results.trial_result import Outcome, Result
-from eigensweep.workers.shared.ledger import TrialEntry
-from eigensweep.workers.shared.messages import ConfigJson
 
 
 def has_begun(entries: Iterable[TrialEntry], replicates: int) -> bool:

@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from eigensweep.direction import Better, sign
+from eigensweep.common.direction import Better, sign
+from eigensweep.protocol.ledger import TrialEntry
+from eigensweep.protocol.messages import Params, Takeover
 from eigensweep.search_spaces.errors import InvalidPointError
 from eigensweep.search_spaces.parameters import Choice, Parameter, Scalar
 from eigensweep.search_spaces.population import count_replaced, list_round_ends
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.workers.shared.ledger import TrialEntry
-from eigensweep.workers.shared.messages import Params, Takeover
 
 
 def choose_sources(

@@ -24,7 +24,8 @@ from optuna.samplers import RandomSampler
 from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from eigensweep.direction import Better, worst_value
+from eigensweep.common.direction import Better, worst_value
+from eigensweep.protocol.ledger import NOTHING, TrialEntry
 from eigensweep.results.pareto import read_goals
 from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.results.trial_result import Outcome
@@ -37,7 +38,6 @@ from eigensweep.workers.driver.search.samplers import (
     mark_generation,
     quiet,
 )
-from eigensweep.workers.shared.ledger import NOTHING, TrialEntry
 
 STATES: dict[Outcome, TrialState] = {
     "completed": TrialState.COMPLETE,

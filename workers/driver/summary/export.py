@@ -13,13 +13,13 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import BaseJournalBackend
 from optuna.trial import FrozenTrial, TrialState
 
+from eigensweep.protocol.ledger import TrialEntry
 from eigensweep.results.pareto import read_goals
 from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.search_spaces.space import Space
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.search.samplers import quiet
 from eigensweep.workers.driver.search.study import DIRECTIONS, STATES, make_distribution
-from eigensweep.workers.shared.ledger import TrialEntry
 
 Times = Mapping[int, tuple[float | None, float | None]]
 """When each trial began and ended, in seconds since 1970, by its number."""

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 
 from optuna.distributions import distribution_to_json
 
+from eigensweep.protocol.ledger import TrialEntry
+from eigensweep.protocol.states import ExperimentEnd
 from eigensweep.results.arms_report import format_lineages, format_report, make_report
 from eigensweep.results.ranking import RANKED
 from eigensweep.search_spaces.labels import shorten_paths
 from eigensweep.search_spaces.space import Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.search.study import DIRECTIONS, make_distribution
-from eigensweep.workers.shared.ledger import TrialEntry
-from eigensweep.workers.shared.states import ExperimentEnd
 
 if TYPE_CHECKING:
     from eigensweep.workers.driver.summary.plots import PlotOrder

@@ -23,8 +23,8 @@ from ray.air.execution._internal.actor_manager import RayActorManager
 from ray.air.execution._internal.tracked_actor import TrackedActor
 from ray.exceptions import OutOfMemoryError, RayActorError
 
+from eigensweep.workers.deaths import explain_shortage
 from eigensweep.workers.driver.tune.trainable import choose_process, give_order_alone
-from eigensweep.workers.shared.deaths import explain_shortage
 
 SOON: Final = 0.005
 """Seconds: an event that comes this fast was ready before the question, and others may be."""

@@ -20,12 +20,12 @@ from ray.tune.schedulers import (
 )
 from ray.tune.schedulers.async_hyperband import _Bracket
 
-from eigensweep.direction import Better, is_better, sign
+from eigensweep.common.direction import Better, is_better, sign
+from eigensweep.protocol.messages import Reports
 from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.search_spaces.brackets import Brackets
 from eigensweep.search_spaces.sections import SchedulerConfig
 from eigensweep.workers.processes.runner import LOST
-from eigensweep.workers.shared.messages import Reports
 
 MODES: dict[Better, str] = {"lower": "min", "higher": "max"}
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
+from eigensweep.protocol.ledger import PAUSED, CourseLedger
+from eigensweep.store.marks import Mark, cancel_mark, pause_mark
 from eigensweep.workers.driver.store_watch import StoreWatch
-from eigensweep.workers.shared.ledger import PAUSED, CourseLedger
-from eigensweep.workers.shared.marks import Mark, cancel_mark, pause_mark
 
 ASK_SECONDS = 1.0
 """The ledger is asked at most this often."""

@@ -16,10 +16,10 @@ from ray import tune
 from ray.tune.execution.class_cache import ENV_VARS_TO_PROPAGATE
 from ray.util.placement_group import NODE_ID_LABEL_KEY, PlacementGroup, placement_group
 
+from eigensweep.protocol.messages import Order
+from eigensweep.protocol.shares import Share
 from eigensweep.workers.driver.nodes.cpu_nodes import CPU_NODES
-from eigensweep.workers.lanes.shares import Share
 from eigensweep.workers.processes.trial_process import TrialProcess
-from eigensweep.workers.shared.messages import Order
 
 CREDENTIALS: Final = frozenset(each for each in ENV_VARS_TO_PROPAGATE if each.startswith("AWS_"))
 """Variables of a driver that Tune hands on to the processes of its trials."""

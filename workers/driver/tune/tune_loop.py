@@ -20,10 +20,10 @@ from ray.tune.experiment import Experiment, Trial
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.utils.log import set_verbosity
 
+from eigensweep.protocol.messages import Report
 from eigensweep.workers.driver.tune.actor_events import PromptActorManager
 from eigensweep.workers.driver.tune.searcher import ExperimentSearch, Halt, Live, Recorder
 from eigensweep.workers.driver.tune.trainable import TrialTrainable
-from eigensweep.workers.shared.messages import Report
 
 
 def run_tune(experiment: str, live: Live, scheduler: TrialScheduler, folder: Path) -> None:

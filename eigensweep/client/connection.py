@@ -1,0 +1,282 @@
+"""One service over HTTP: requests, answers, and the errors that a request can end in."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Self, TypeVar
+from urllib.parse import urlsplit
+
+import httpx2
+from platformdirs import user_data_path
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
+
+from eigensweep.client.spec_file import InputError
+
+JsonObject = dict[str, Any]
+"""An object of the API, as docs/reference/fields.md and /docs of the service describe it."""
+
+DEFAULT_URL = "http://127.0.0.1:8642"
+TOKEN_FILE = "EIGENSWEEP_TOKEN_FILE"
+"""The variable with the path of a file that holds a token."""
+PAGE_SIZE = 100
+PATIENCE_SECONDS = 60.0
+"""How long a client that follows an experiment waits for a service that went away."""
+CLOCK_SECONDS = 600.0
+"""How far a clock may have been set since a service began."""
+RETRY_SECONDS = 0.5
+"""The pause before a service that is away is asked again."""
+
+T = TypeVar("T")
+
+
+class ServiceAwayError(ConnectionError):
+    """There is no answer at the service's address."""
+
+
+class RefusedError(Exception):
+    """The service answered with a problem; `problem` is its `application/problem+json` body."""
+
+    def __init__(self, status: int, problem: JsonObject) -> None:
+        self.status = status
+        self.problem = problem
+        super().__init__(status, problem)
+
+    @property
+    def kind(self) -> str:
+        """What it is, for programs: the end of the problem's `type`, such as `quota-exceeded`."""
+        return str(self.problem.get("type") or "").rpartition(":")[2]
+
+    @property
+    def errors(self) -> list[JsonObject]:
+        """One entry for each wrong field: path, message, and what was expected."""
+        return self.problem.get("errors") or []
+
+    def __str__(self) -> str:
+        title = self.problem.get("title") or f"HTTP {self.status}"
+        if not self.errors:
+            return f"{title}: {self.problem.get('detail') or 'the service gave no details'}"
+        lines = [f"{title}:"]
+        for error in self.errors:
+            words, names = error["message"], error.get("available") or []
+            if names and not any(name in words for name in names):
+                words += f"; there are {', '.join(names)}"
+            lines.append(f"  {error['path']}: {words}" if error.get("path") else f"  {words}")
+        return "\n".join(lines)
+
+
+class Connection:
+    """A connection to the service at `url`, with its token.
+
+    The default of `url` is EIGENSWEEP_URL, or else the address that the service of this machine
+    has written into its home folder. The default of `token` is what the file holds whose path is in
+    EIGENSWEEP_TOKEN_FILE, or else EIGENSWEEP_TOKEN. `timeout` is the longest wait for an answer, in
+    seconds.
+
+    Raises:
+        InputError: if `url` is not an address, or `token` cannot be one, or has no private file.
+    """
+
+    _end: str = ""
+    """Why nothing may be sent to this address: its service has ended."""
+
+    def __init__(
+        self, url: str | None = None, token: str | None = None, *, timeout: float = 30.0
+    ) -> None:
+        url = url or os.environ.get("EIGENSWEEP_URL")
+        if not url:
+            url, self._end = _find_url()
+        url = url.rstrip("/")
+        self.url = url if "://" in url else f"http://{url}"
+        token = token or _read_token_file() or os.environ.get("EIGENSWEEP_TOKEN")
+        if token and not token.isascii():
+            raise InputError(
+                "no token has letters or signs beyond ASCII; look at EIGENSWEEP_TOKEN, or at the "
+                "file that holds your token"
+            )
+        try:
+            self._http = httpx2.Client(
+                base_url=self.url,
+                headers={"Authorization": f"Bearer {token}"} if token else {},
+                timeout=timeout,
+                trust_env=not _is_loopback(self.url),
+            )
+        except (ValueError, httpx2.InvalidURL) as error:
+            raise InputError(f"{self.url} is not the address of a service: {error}") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._http.close()
+
+    def get(self, path: str, **query: Any) -> JsonObject:
+        """Return the JSON at a path of the API; parameters of the query that are None are left out.
+
+        Raises:
+            RefusedError: if the answer is a problem.
+            ServiceAwayError: if there is no answer.
+        """
+        params = {name: value for name, value in query.items() if value is not None}
+        return _read_json(self._request("GET", path, params=params))
+
+    def post(
+        self,
+        path: str,
+        body: Mapping[str, object] | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> JsonObject:
+        """Post a JSON body, or none, and return the JSON of the answer.
+
+        Raises:
+            RefusedError: if the answer is a problem.
+            ServiceAwayError: if there is no answer.
+        """
+        content = None if body is None else json.dumps(body)
+        headers = {"Content-Type": "application/json", **(headers or {})}
+        return _read_json(self._request("POST", path, content=content, headers=headers))
+
+    def items(self, path: str, limit: int | None = None, **query: Any) -> list[Any]:
+        """Return the items of a listing, over as many pages as `limit` needs (None: all)."""
+        items: list[Any] = []
+        while True:
+            size = PAGE_SIZE if limit is None else min(PAGE_SIZE, limit - len(items))
+            page = self.get(path, limit=size, **query)
+            items += page["items"]
+            query["cursor"] = page["next_cursor"]
+            if query["cursor"] is None or (limit is not None and len(items) >= limit):
+                return items
+
+    def download(self, path: str) -> bytes:
+        """Return the bytes at a path of the API."""
+        return self._request("GET", path).read()
+
+    def open(self, path: str, headers: dict[str, str]) -> httpx2.Response:
+        """Return an answer whose body is still to come; the caller closes it.
+
+        Raises:
+            RefusedError: if the answer is a problem.
+            ServiceAwayError: if there is no answer.
+        """
+        request = self._http.build_request("GET", path, headers=headers)
+        return self._send(request, stream=True)
+
+    def _request(self, method: str, path: str, **options: Any) -> httpx2.Response:
+        return self._send(self._http.build_request(method, path, **options))
+
+    def _send(self, request: httpx2.Request, stream: bool = False) -> httpx2.Response:
+        if self._end:
+            raise ServiceAwayError(self._end)
+        try:
+            response = self._http.send(request, stream=stream)
+            if not response.is_success:
+                response.read()
+                response.close()
+        except httpx2.TransportError as error:
+            reason = str(error) or type(error).__name__
+            raise ServiceAwayError(
+                f"no answer from the service at {self.url} ({reason})"
+            ) from error
+        if not response.is_success:
+            content = _read_json(response)
+            raise RefusedError(response.status_code, content if isinstance(content, dict) else {})
+        return response
+
+
+def outlast_restart(ask: Callable[[], T]) -> T:
+    """Return `ask()`, called again while the service is away, for PATIENCE_SECONDS at most.
+
+    Raises:
+        ServiceAwayError: if the service is away for longer.
+    """
+    retrying = Retrying(
+        retry=retry_if_exception_type(ServiceAwayError),
+        wait=wait_fixed(RETRY_SECONDS),
+        stop=stop_after_delay(PATIENCE_SECONDS),
+        reraise=True,
+    )
+    return retrying(ask)
+
+
+def _read_token_file() -> str | None:
+    """Return the token in the file of EIGENSWEEP_TOKEN_FILE, None if none is named.
+
+    Raises:
+        InputError: if the file cannot be read or holds no token, or if others can read it, too.
+    """
+    name = os.environ.get(TOKEN_FILE)
+    if not name:
+        return None
+    path = Path(name).expanduser()
+    try:
+        with path.open(encoding="ascii") as file:
+            is_open_to_others = bool(os.fstat(file.fileno()).st_mode & 0o077)
+            words = file.read(10_000).split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"the token file {path} cannot be read: {error}") from error
+    if is_open_to_others:
+        raise InputError(f"other users can read the token file {path}: `chmod 600 {path}`")
+    if len(words) != 1:
+        raise InputError(f"the token file {path} should hold one token, and nothing else")
+    return words[0]
+
+
+def _is_loopback(url: str) -> bool:
+    """Return whether a URL leads to this machine; a proxy would lead away from it."""
+    return urlsplit(url).hostname in {"127.0.0.1", "localhost", "::1"}
+
+
+def _read_json(response: httpx2.Response) -> JsonObject:
+    try:
+        content: JsonObject = response.json()
+    except ValueError:
+        problem = {"title": f"HTTP {response.status_code}", "detail": "the answer is not JSON"}
+        raise RefusedError(response.status_code, problem) from None
+    return content
+
+
+def _find_url() -> tuple[str, str]:
+    """Return the address that the service of this home folder has written there, or the default.
+
+    And why nothing may be sent there: that service has ended. Empty: all is well.
+    """
+    home = Path(os.environ.get("EIGENSWEEP_HOME") or user_data_path("eigensweep")).expanduser()
+    url = read_own_url(home)
+    has_ended = url is None and (home / "service.json").exists()
+    return url or DEFAULT_URL, f"the service of {home} has ended" if has_ended else ""
+
+
+def read_own_url(home: Path) -> str | None:
+    """Return the address that the service of a home folder has written there.
+
+    None if there is none, or its process has ended: then anybody may listen there, and is sent no
+    token.
+    """
+    path = home / "service.json"
+    try:
+        told = json.loads(path.read_text())
+        is_here = told.get("host", platform.node()) == platform.node()
+        if is_here and not _lives(int(told["pid"]), path.stat().st_mtime):
+            return None
+        return str(told["url"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _lives(pid: int, written_at: float) -> bool:
+    """Return whether a process of this user lives that may have written a file at that time."""
+    import psutil  # type: ignore[import-untyped]
+
+    try:
+        process = psutil.Process(pid)
+        began = process.create_time() - CLOCK_SECONDS
+        return process.uids().real == os.getuid() and began <= written_at
+    except psutil.Error:
+        return False

@@ -1,0 +1,91 @@
+"""What experiments and analyses have in common as things that the service works on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, Self
+from urllib.parse import quote
+
+from eigensweep.client.connection import Connection, outlast_restart
+
+
+class Remote:
+    """Something that the service works on. `content` is its last answer; `refresh` asks again."""
+
+    kind: ClassVar[str]
+    """What a message calls it."""
+    listing_path: ClassVar[str]
+    """Where the API lists all of this kind."""
+
+    def __init__(self, connection: Connection, content: Mapping[str, Any]) -> None:
+        self.connection = connection
+        self.content: Any = content
+        """The service's JSON."""
+
+    @classmethod
+    def path_of(cls, id: str) -> str:
+        """Return where the API has the one with this id."""
+        return f"{cls.listing_path}/{quote(id, safe='')}"
+
+    @classmethod
+    def load(cls, connection: Connection, id: str) -> Self:
+        """Return the one with this id."""
+        return cls(connection, connection.get(cls.path_of(id)))
+
+    @property
+    def id(self) -> str:
+        return str(self.content["id"])
+
+    @property
+    def path(self) -> str:
+        """Where the API has it."""
+        return self.path_of(self.id)
+
+    @property
+    def state(self) -> str:
+        """Its state in the last answer."""
+        return str(self.content["state"])
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it had come to its end by the last answer."""
+        raise NotImplementedError
+
+    def refresh(self) -> Self:
+        """Ask the service again."""
+        self.content = self.connection.get(self.path)
+        return self
+
+    def poll(self, pause: float = 1.0) -> Iterator[Self]:
+        """Yield it again and again, refreshed each time, until it is over.
+
+        `pause` is the time between two requests, in seconds. If the service goes away, it is
+        waited for, up to a minute.
+
+        Raises:
+            ServiceAwayError: if the service is away for longer.
+        """
+        while True:
+            yield outlast_restart(self.refresh)
+            if self.is_over:
+                return
+            time.sleep(pause)
+
+    def wait(self, timeout: float | None = None, pause: float = 1.0) -> Self:
+        """Return once it is over; `state` says how it ended. See `poll`.
+
+        Raises:
+            TimeoutError: if that takes longer than `timeout` seconds.
+        """
+        return self._wait(timeout, pause, lambda: None)
+
+    def _wait(self, timeout: float | None, pause: float, see: Callable[[], None]) -> Self:
+        """Do what `wait` does, and call `see` after each answer."""
+        started = time.monotonic()
+        for _ in self.poll(pause):
+            see()
+            is_late = timeout is not None and time.monotonic() - started > timeout
+            if is_late and not self.is_over:
+                raise TimeoutError(f"{self.kind} {self.id} is {self.state} after {timeout:g} s")
+        return self

@@ -1,0 +1,64 @@
+"""A trial as a client sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+from eigensweep.client.answers import Answer, describe_trial
+from eigensweep.client.connection import Connection
+from eigensweep.client.spec_file import InputError
+
+if TYPE_CHECKING:
+    from eigensweep.models.base import Model
+    from eigensweep.training.weights import KeptWeights
+
+
+class Trial(Answer):
+    """The service's JSON on a trial, a dict, which can fetch the trial's weights as well."""
+
+    def __init__(self, connection: Connection, content: Mapping[str, object]) -> None:
+        super().__init__(content, describe_trial)
+        self._connection = connection
+
+    def weights(
+        self, which: Literal["best", "last"] = "best", *, seed: int | None = None
+    ) -> KeptWeights:
+        """Return the weights of a seed, by default the first: those selected, or the last ones.
+
+        Raises:
+            RefusedError: if the store has them not or no longer; the message says so.
+            NoWeightsError: if none of its evaluations was finite, so that none is the best.
+        """
+        from eigensweep.search_spaces.trial import TrialConfig
+        from eigensweep.training.weights import read_weights
+
+        number = "" if seed is None else f"&seed={seed}"
+        path = f"{self['links']['self']}/weights?which={which}{number}"
+        config = TrialConfig.from_dict(self["config"])
+        return read_weights(self._connection.download(path), config, which)
+
+    def load(self, which: Literal["best", "last"] = "best", *, seed: int | None = None) -> Model:
+        """Return the trained network, on the CPU; see `weights`.
+
+        `network(x)` gives (logits, state), for x of shape (τ, B) or (τ, B, m).
+        """
+        return self.weights(which, seed=seed).load()
+
+
+def make_spec_of_one(spec: Mapping[str, object], trial: Trial) -> dict[str, object]:
+    """Return the spec of an experiment that is one of its trials alone, with all settings fixed.
+
+    Raises:
+        InputError: if the trial has no configuration.
+    """
+    config = trial["config"]
+    if config is None:
+        raise InputError(f"trial {trial['number']} is {trial['state']}: it has no configuration")
+    kept = ("project", "description", "source", "objective", "reuse", "resources", "priority")
+    fixed = ("task", "model", "optimizer", "training", "divergence", "seed", "replicates")
+    return {
+        "name": f"{str(spec['name'])[:100]}, trial {trial['number']}",
+        **{name: spec[name] for name in kept if name in spec},
+        **{name: config[name] for name in fixed},
+    }

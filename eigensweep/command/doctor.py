@@ -1,0 +1,48 @@
+"""`eigensweep doctor`: what the service needs, what is wrong, and what to do.
+
+Runs in a user's terminal. What it looks at loads torch, so it is imported only for this command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Final
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from eigensweep.command.frame import Call
+from eigensweep.search_spaces.labels import say_count
+
+if TYPE_CHECKING:
+    from eigensweep.service.process.checkup import Finding
+
+STYLES: Final = {"ok": "green", "warning": "yellow", "problem": "bold red"}
+
+
+def print_findings(call: Call) -> bool:
+    """Look at everything and print it; return whether there is no problem."""
+    from eigensweep.service.process.checkup import examine
+
+    found = examine(call.url)
+    is_well = all(finding.state != "problem" for finding in found)
+    content = {"ok": is_well, "findings": [asdict(finding) for finding in found]}
+    call.tell(content, lambda _: _show(found, call.screen))
+    return is_well
+
+
+def _show(found: Sequence[Finding], screen: Console) -> None:
+    table = Table(box=None, pad_edge=False)
+    for head in ("", "what", "found"):
+        table.add_column(head, overflow="fold")
+    for finding in found:
+        words = Text(finding.detail)
+        if finding.advice:
+            words.append(f"\n-> {finding.advice}", style="bold")
+        table.add_row(Text(finding.state, style=STYLES[finding.state]), finding.what, words)
+    screen.print(table)
+    count = {state: sum(f.state == state for f in found) for state in STYLES}
+    counts = [say_count(count[state], state) for state in ("problem", "warning")]
+    screen.print(f"{', '.join(counts)}, {count['ok']} ok")

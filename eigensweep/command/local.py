@@ -1,0 +1,64 @@
+"""The service's own routes, answered by this process: for a terminal where no service is asked.
+
+It loads FastAPI and what the routes need, so it is imported only then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx2
+from fastapi import FastAPI
+from sqlalchemy.exc import SQLAlchemyError
+
+from eigensweep.client import Client
+from eigensweep.common.private_folders import make_private, private_umask
+from eigensweep.service.api.app import create_local_app
+from eigensweep.service.api.routes.accounts import create_accounts_app
+from eigensweep.service.record.migrations import migrate
+from eigensweep.service.settings import Settings
+
+
+class LocalClient(Client):
+    """A client whose service is an application in this process.
+
+    Without one, it knows models, tasks, presets and previews.
+    """
+
+    def __init__(self, app: FastAPI | None = None) -> None:
+        self.url = "http://here"
+        app = app or create_local_app(Settings())
+        self._http = httpx2.Client(base_url=self.url, transport=_InProcess(app))
+
+
+def open_accounts(command: str) -> Client:
+    """Return a client for users, tokens and the audit log in the database of the settings.
+
+    The database is made or brought to the newest schema first. The audit log names the `command`.
+
+    Raises:
+        ValidationError: if the settings are wrong.
+        StartError, SQLAlchemyError, OSError: if the database cannot be used.
+    """
+    settings = Settings()
+    with private_umask():
+        if settings.database_url is None:
+            make_private(settings.home)
+        migrate(settings.database)
+    return LocalClient(create_accounts_app(settings, command))
+
+
+class _InProcess(httpx2.BaseTransport):
+    def __init__(self, app: FastAPI) -> None:
+        self._app = httpx2.ASGITransport(app)
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        try:
+            return asyncio.run(self._answer(request))
+        except SQLAlchemyError as error:
+            raise httpx2.TransportError(str(error)) from error
+
+    async def _answer(self, request: httpx2.Request) -> httpx2.Response:
+        answer = await self._app.handle_async_request(request)
+        content = await answer.aread()
+        return httpx2.Response(answer.status_code, headers=answer.headers, content=content)

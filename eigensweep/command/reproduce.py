@@ -1,0 +1,274 @@
+"""What `eigensweep reproduce` does: posts reproductions, follows them, and saves their reports."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from platformdirs import user_data_path
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from eigensweep.client import Client, RefusedError, ServiceAwayError
+from eigensweep.client.connection import outlast_restart
+from eigensweep.client.reproductions import Reproduction
+from eigensweep.client.tables import Table
+from eigensweep.command.frame import FAILURE, Call
+from eigensweep.command.quickstart import NotReadyError, running_service
+
+RESULTS_VARIABLE = "EIGENSWEEP_RESULTS"
+"""Tells a service where results are that it takes up."""
+PASS_SECONDS = 2.0
+"""Pause between two looks at the reproductions."""
+
+
+if TYPE_CHECKING:
+    from eigensweep.reports.messages import Results
+
+
+def choose(client: Client, budget: str) -> list[str]:
+    """Return the suites that `--all` runs: those that need nothing that is missing here."""
+    listing = client.get("/v1/reproduction-suites")["items"]
+    return [
+        suite["name"]
+        for suite in listing
+        if suite["needs"] is None and not (budget == "full" and suite["full_is_long"])
+    ]
+
+
+def show_suites(call: Call) -> None:
+    """Show all suites with a guess of their cost."""
+    found = call.near.get("/v1/reproduction-suites")
+    rows = [
+        (
+            *(suite["name"], suite["title"], f"{suite['core_minutes']['short']:.0f}"),
+            *(f"{suite['core_minutes']['full'] / 60:.1f}", suite["needs"] or ""),
+        )
+        for suite in found["items"]
+    ]
+    heads = ("name", "what it shows", "short, core min", "full, core h", "needs")
+    call.tell(found, lambda _: Table(heads, rows))
+
+
+def follow(
+    client: Client,
+    names: Sequence[str],
+    budget: str,
+    screen: Console,
+    *,
+    quiet: bool = False,
+    **asked: Any,
+) -> list[Reproduction]:
+    """Post reproductions, in order, and return them when all are over.
+
+    `asked` is what `Client.reproduce` takes beside.
+    """
+    all_of_them = [client.reproduce(name, budget, **asked) for name in names]
+    bar = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}")
+    with Progress(
+        *bar, TimeElapsedColumn(), console=screen, disable=quiet or not screen.is_terminal
+    ) as bars:
+        tasks = {each.id: bars.add_task(each.name, total=1.0, state="") for each in all_of_them}
+        seen: dict[str, str] = {}
+        while True:
+            for each in all_of_them:
+                if not each.is_over or each.id not in seen:
+                    outlast_restart(each.refresh)
+                    _show(each, bars, tasks[each.id], seen, None if quiet else screen)
+            if all(each.is_over for each in all_of_them):
+                return all_of_them
+            time.sleep(PASS_SECONDS)
+
+
+def _show(
+    each: Reproduction, bars: Progress, task: TaskID, seen: dict[str, str], screen: Console | None
+) -> None:
+    words = describe_state(each) if not each.is_over else describe_end(each)
+    bars.update(task, completed=each.content["fraction"], state=words)
+    if screen is not None and not screen.is_terminal and seen.get(each.id) != words:
+        screen.print(f"{each.name} {words}", markup=False)
+    seen[each.id] = words
+
+
+def show_end(
+    client: Client,
+    ended: Sequence[Reproduction],
+    out: Path | None,
+    page: Path | None,
+    screen: Console,
+) -> None:
+    """Print how reproductions ended: one as its whole report, several as a table."""
+    if len(ended) == 1 and ended[0].state == "finished":
+        screen.print(ended[0].file("md").decode(), markup=False, soft_wrap=True)
+    elif len(ended) > 1:
+        rows = [(each.name, describe_end(each)) for each in ended]
+        Table(("reproduction", "verdict"), rows).show(screen)
+    for place in (out, page):
+        if place is not None:
+            screen.print(f"written: {place}", markup=False)
+    reports = [each.content["links"]["report"].get("html") for each in ended]
+    if len(reports) == 1 and reports[0]:
+        screen.print(f"report: {client.url}{reports[0]}", markup=False)
+
+
+def make_resources(gpus: float | None, lanes: str | None) -> dict[str, object] | None:
+    """Return the resources that the command's options ask for; None: those of the suite.
+
+    >>> make_resources(1.0, "8"), make_resources(None, None)
+    ({'gpus': 1.0, 'lanes': 8}, None)
+    """
+    number = int(lanes) if lanes is not None and lanes.isdecimal() else lanes
+    asked: dict[str, object] = {"gpus": gpus, "lanes": number}
+    return {name: each for name, each in asked.items() if each is not None} or None
+
+
+def show_plan(client: Client, name: str, budget: str, screen: Console) -> None:
+    """Print how many seeds and core hours it takes to decide differences of some sizes."""
+    plan = client.get(f"/v1/reproduction-suites/{name}")["plan"][budget]
+    if not plan:
+        screen.print(f"{name}: more seeds decide nothing in this budget", markup=False)
+    for each in plan:
+        seeds = "more than 1,000" if each["seeds"] is None else f"about {each['seeds']}"
+        hours = "" if not each["core_hours"] else f", {each['core_hours']:g} core hours"
+        words = f"{name}: to decide {each['difference']}: {seeds} seeds{hours}"
+        screen.print(words, markup=False)
+
+
+def describe_state(each: Reproduction) -> str:
+    """Return the state of a reproduction that is not over."""
+    content = each.content
+    until = content.get("until_decided")
+    return each.state + (f" with {until['seeds'][-1]} seeds" if until else "")
+
+
+def describe_end(each: Reproduction) -> str:
+    """Return how a reproduction ended, in a line."""
+    content = each.content
+    if content["state"] == "finished":
+        return f"{content['verdict']}: {content['words']}"
+    error = (content["error"] or "").strip().splitlines()
+    return f"{content['state']}{': ' + error[-1] if error else ''}"
+
+
+def save_results(client: Client, budget: str, folder: Path, note: str | None) -> None:
+    """Keep the results of all finished reproductions of a budget, a file for each.
+
+    A file that has more seeds than the service is left as it is. `note` says what else ran on the
+    machine.
+    """
+    from eigensweep.reports.results import read_results
+
+    query = {"budget": budget, "state": "finished"}
+    for content in client.get(Reproduction.listing_path, **query)["items"]:
+        each = Reproduction(client, content)
+        if "results" not in content["links"]["report"]:
+            continue
+        try:
+            found = read_results(each.file("results"))
+        except RefusedError:  # an older version made the report
+            continue
+        _keep(found.model_copy(update={"note": note}), folder)
+
+
+def keep_finished(folder: Path, note: str | None) -> list[Path]:
+    """Keep the results of what has finished in the home folder, without a service.
+
+    A reproduction counts if all of its experiments are completed, even if it has no report. Where
+    it has one, the results name the machine and revision that the report names.
+
+    Raises:
+        SQLAlchemyError: if the record cannot be read.
+        OSError: if a file cannot be read or written.
+    """
+    from eigensweep.reports.messages import JSON
+    from eigensweep.reports.results import collect
+    from eigensweep.service.queue.reproductions import ReproductionHandler
+    from eigensweep.service.record.jobs import Jobs
+    from eigensweep.service.record.record import Record
+    from eigensweep.service.record.requests.analyses import Analyses
+    from eigensweep.service.record.requests.reproductions import Reproductions
+    from eigensweep.service.settings import Settings
+
+    settings = Settings()
+    record = Record(settings.database)
+    jobs = Jobs(settings.database)
+    kept = Reproductions(jobs, settings.home / "reproductions", record, settings.corpora)
+    analyses = Analyses(jobs, settings.home / "analyses")
+    reproducer = ReproductionHandler(kept, record, analyses, settings.storage_folder)
+    written = []
+    for found in kept.list():
+        if found.state != "finished" and not kept.has_trained(found):
+            continue
+        results = collect(reproducer.make_order(found))
+        about: dict[str, object] = {"note": note}
+        if found.state == "finished":
+            report = json.loads((kept.folder / found.id / JSON).read_bytes())
+            about |= {name: report[name] for name in ("versions", "revision", "processor")}
+            about |= {"made_at": datetime.fromisoformat(report["made_at"])}
+        if (path := _keep(results.model_copy(update=about), folder)) is not None:
+            written.append(path)
+    return written
+
+
+def _keep(results: Results, folder: Path) -> Path | None:
+    """Write results into their file, unless that has more seeds; return it if it was written."""
+    from eigensweep.reports.results import count_seeds, name_file, read_results, write_results
+
+    path = folder / name_file(results.name, results.budget)
+    known = count_seeds(read_results(path.read_bytes())) if path.is_file() else 0
+    if count_seeds(results) < max(known, 1):
+        return None
+    path.write_bytes(write_results(results))
+    return path
+
+
+def keep_results_of_home(call: Call, results: Path, note: str | None) -> None:
+    """Keep the results of the home folder, or end with why that is not possible."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        written = keep_finished(results, note)
+    except (OSError, ValueError, SQLAlchemyError) as error:
+        call.fail(str(error), "No results", FAILURE)
+    for path in written:
+        typer.echo(f"written: {path}")
+
+
+def write_page(call: Call, results: Path, page: Path) -> None:
+    """Make the page of all results in a folder, or end with what is wrong with them."""
+    from eigensweep.reports.book import make_page
+
+    try:
+        make_page(results, page)
+    except (OSError, ValueError) as error:
+        call.fail(str(error), "The page cannot be made")
+
+
+@contextmanager
+def service_of_our_own(screen: Console, results: Path | None) -> Iterator[Client]:
+    """Lend a client of the service of this machine; start one if there is none, and end it then.
+
+    One that is started takes up the `results` in a folder.
+    """
+    with Client() as client:
+        try:
+            client.get("/readyz")
+        except ServiceAwayError:
+            home = Path(os.environ.get("EIGENSWEEP_HOME") or user_data_path("eigensweep"))
+            home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if results is not None and results.is_dir():
+                os.environ.setdefault(RESULTS_VARIABLE, str(results.absolute()))
+            try:
+                with running_service(home, screen) as started:
+                    yield started
+            except NotReadyError as error:
+                raise ServiceAwayError(str(error)) from error
+        else:
+            yield client

@@ -1,0 +1,1 @@
+"""What every room may use. Each file stands nearly alone, and knows no room."""

@@ -1,0 +1,72 @@
+"""Spectra that a trial keeps while it trains: one file for each evaluation, beside its curve.
+
+A file is named by its step and written whole, so an attempt that goes over the same steps again
+writes the same file again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypedDict
+
+from eigensweep.store.checkpoints import Store
+from eigensweep.store.durable_files import StorageError
+
+if TYPE_CHECKING:
+    from eigensweep.models.analysis.spectra import Spectrum
+
+FOLDER = "spectra"
+
+
+class SpectrumJson(TypedDict):
+    """The spectrum of one matrix."""
+
+    eigenvalues: list[list[float]]
+    """Pairs, real part first."""
+    singular_values: list[float]
+
+
+SpectraJson = dict[str, SpectrumJson]
+"""Spectra by the name of the matrix."""
+
+
+def to_json(spectra: Mapping[str, Spectrum]) -> SpectraJson:
+    """Return spectra by name as JSON holds them."""
+    return {
+        name: {
+            "eigenvalues": [[z.real, z.imag] for z in one.eigenvalues.tolist()],
+            "singular_values": one.singular_values.tolist(),
+        }
+        for name, one in spectra.items()
+    }
+
+
+def write(store: Store, key: str, attempt: int, step: int, content: SpectraJson) -> None:
+    """Keep the spectra of one step of the replicate with this key.
+
+    Raises:
+        StaleAttemptError: if a later attempt has begun.
+        StorageError: if that cannot be written.
+    """
+    content_bytes = json.dumps(content, allow_nan=False).encode()
+    store.kept.write(key, attempt, f"{FOLDER}/{step:09d}.json", content_bytes)
+
+
+def read(store: Store, key: str) -> list[tuple[int, SpectraJson]]:
+    """Return the step and the spectra of every evaluation that is kept, in order.
+
+    Raises:
+        StorageError: if a file cannot be read.
+    """
+    found = []
+    for name in store.kept.names(key, FOLDER):
+        stem, _, kind = name.partition(".")
+        if kind != "json":
+            continue
+        try:
+            found.append((int(stem), json.loads(store.kept.read(key, f"{FOLDER}/{name}"))))
+        except (FileNotFoundError, ValueError) as error:
+            path = f"{store.place}/{key}/{FOLDER}/{name}"
+            raise StorageError(f"cannot read {path}: {error}") from error
+    return found

@@ -1,0 +1,36 @@
+"""Where the process of a trial finds its corpus."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from eigensweep.common.private_folders import make_private
+from eigensweep.models.recurrence.cache import cache_folder
+from eigensweep.protocol.messages import Order
+from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.store.checkpoints import Store
+from eigensweep.store.corpora import fetch
+from eigensweep.store.durable_files import storage_error
+from eigensweep.tasks import TASKS
+from eigensweep.tasks.corpus import CorpusMissingError
+
+
+def find_data_root(order: Order, config: TrialConfig, store: Store) -> str | None:
+    """Return the node's data root if the corpus of a trial is there, else one from the store.
+
+    Raises:
+        StorageError: if it cannot be fetched.
+    """
+    if order.corpus is None:
+        return order.data_root
+    root = None if order.data_root is None else Path(order.data_root)
+    try:
+        TASKS[config.task.name].check_corpus(config.task, root)
+    except CorpusMissingError:
+        folder = cache_folder() / "corpora"
+        try:
+            make_private(folder)
+        except OSError as error:
+            raise storage_error("write", folder, error) from error
+        return str(fetch(store, order.corpus, folder))
+    return order.data_root

@@ -1,0 +1,84 @@
+"""Weights that were kept of a training, and the network that has them.
+
+A file is what the service answers: `best.pt`, with the weights of the selected point, or a whole
+checkpoint. Either is read with `weights_only`, so no code of it is run.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from eigensweep.models import MODELS
+from eigensweep.models.base import Model
+from eigensweep.search_spaces.trial import TrialConfig, find_code
+from eigensweep.training.selection import Weights, selected_weights
+
+logger = logging.getLogger(__name__)
+
+Which = Literal["best", "last"]
+
+
+class NoWeightsError(ValueError):
+    """A training has no such weights."""
+
+
+@dataclass(frozen=True)
+class KeptWeights:
+    """The weights of one replicate, on the CPU."""
+
+    config: TrialConfig
+    seed: int
+    step: int
+    """Optimizer steps before these weights."""
+    weights: Weights
+
+    def load(self) -> Model:
+        """Return the network with these weights, on the CPU, ready to be evaluated."""
+        config = self.config
+        with torch.random.fork_rng(devices=[]):  # the first weights are drawn, and overwritten
+            model = MODELS[config.model.name](config.model, config.task.shapes)
+        code = find_code(config.task.name, config.model.name)
+        if code != config.code:
+            logger.warning(
+                "the package that brings %s has other code here than the trial was trained with",
+                config.model.name,
+            )
+        model.load_state_dict(self.weights)
+        return model.eval()
+
+    def save(self, path: Path | str) -> Path:
+        """Write `torch.save({"config", "seed", "step", "weights"}, path)`, and return the path."""
+        content = {
+            "config": self.config.model_dump_json(),
+            "seed": self.seed,
+            "step": self.step,
+            "weights": self.weights,
+        }
+        buffer = io.BytesIO()
+        torch.save(content, buffer)
+        Path(path).write_bytes(buffer.getvalue())
+        return Path(path)
+
+
+def read_weights(content: bytes, config: TrialConfig, which: Which) -> KeptWeights:
+    """Return the best or the last weights in a file of a training with this resolved config.
+
+    Raises:
+        NoWeightsError: if no evaluation was finite, so that none is the best.
+    """
+    state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    if "weights" in state:
+        return KeptWeights(config, state["seed"], state["step"], state["weights"])
+    weights, step = state["model"], state["step"]
+    if which == "best":
+        weights = selected_weights(state)
+        if weights is None:
+            raise NoWeightsError("none of its evaluations was finite; ask for the last weights")
+        step = (state["selection"]["final"] or state["selection"]["scheduled"])["step"]
+    return KeptWeights(config, state["seed"], step, weights)

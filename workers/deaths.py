@@ -1,0 +1,70 @@
+"""Why a process ended: a value that crosses processes, and words for a person."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from eigensweep.protocol.ledger import SupersededError
+from eigensweep.store.durable_files import StoreAwayError
+
+Cause = Literal["failure", "memory", "store", "unseen", "superseded"]
+"""What ended a process: what it did (`failure`), a machine without memory, a store that was away,
+something that nobody saw, or a successor's arrival."""
+
+LONGEST_SUMMARY = 400
+"""Characters of the line in which Ray says how much memory was taken."""
+
+
+@dataclass(frozen=True)
+class Death:
+    """Why a process ended."""
+
+    words: str
+    cause: Cause = "failure"
+
+    def __str__(self) -> str:
+        return self.words
+
+
+def explain(error: BaseException) -> Death:
+    """Return what ended a driver that raised this error. Ray Tune raises its own from another's.
+
+    >>> explain(ValueError("a bug")).cause
+    'failure'
+    >>> explain(StoreAwayError("cannot list s3://lab/x")).cause
+    'store'
+    """
+    chain = list(_chain(error))
+    for each in chain:
+        if isinstance(each, SupersededError):
+            return Death(str(each), "superseded")
+    words = "".join(traceback.format_exception(error))
+    if isinstance(error, MemoryError):
+        return Death(words, "memory")
+    is_store = any(isinstance(each, StoreAwayError) for each in chain)
+    return Death(words, "store" if is_store else "failure")
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def explain_shortage(account: str) -> str:
+    r"""Return what matters to a person in Ray's account, which is long.
+
+    >>> told = "Memory was 9GB used.\nObjects: 0\nTop 10 memory users: PID\n7 9.00 python"
+    >>> print(explain_shortage(told + "\nRefer to the documentation."))
+    the node had no memory left, and Ray ended the process: Memory was 9GB used.
+    Top 10 memory users: PID
+    7 9.00 python
+    """
+    summary = account.partition("\n")[0][:LONGEST_SUMMARY]
+    users = re.search(r"^Top \d+ memory users:.*?(?=^Refer to|\Z)", account, re.DOTALL | re.M)
+    words = f"the node had no memory left, and Ray ended the process: {summary}"
+    return words + (f"\n{users[0].strip()}" if users else "")
