@@ -259,7 +259,8 @@ class TestRefusals:
 
     @pytest.mark.ray
     def test_strangers_without_a_token(self, alone):
-        refused = alone.command(EIGENSWEEP_HOST="0.0.0.0")
+        away = "http://127.0.0.1:9"  # so that no MLflow of its own starts
+        refused = alone.command(EIGENSWEEP_HOST="0.0.0.0", EIGENSWEEP_MLFLOW_URI=away)
         assert refused.returncode == 2
         assert "EIGENSWEEP_TOKEN" in refused.stderr
 
