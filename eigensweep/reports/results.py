@@ -19,6 +19,7 @@ from pydantic import JsonValue
 
 from eigensweep.analyses.base import six_digits
 from eigensweep.analyses.messages import RESULT
+from eigensweep.common.versions import git_revision, name_versions
 from eigensweep.reports.messages import (
     Block,
     KeptAnalysis,
@@ -66,11 +67,6 @@ class KeptCurves:
 
 def collect(order: ReportOrder) -> Results:
     """Return all that the report of a reproduction is made of, read from store and analyses."""
-    from eigensweep.workers.tracking.subject import (  # brings MLflow, which readers do without
-        git_revision,
-        name_versions,
-    )
-
     suite, store = load_suite(order.name), Store(order.storage)
     return Results(
         name=order.name,
