@@ -11,7 +11,7 @@ import ray
 import ray.exceptions
 import torch
 
-from eigensweep.models.recurrence.cache import cache_folder
+from eigensweep.common.private_folders import cache_folder
 from eigensweep.protocol.code import check_code, own_code
 from eigensweep.protocol.messages import Code, ConfigJson, DriverOptions
 from eigensweep.protocol.shares import node_labels
