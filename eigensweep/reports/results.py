@@ -32,8 +32,8 @@ from eigensweep.reports.messages import (
     Results,
 )
 from eigensweep.search_spaces.labels import say_count
-from eigensweep.search_spaces.reproductions import Suite, load_suite, published_rows
 from eigensweep.search_spaces.sections import ResourcesConfig
+from eigensweep.search_spaces.shipped.reproductions import Suite, load_suite, published_rows
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.store.checkpoints import Store, trial_key

@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers.recordings import put_folder, riff, triangle, voices
 
-from eigensweep.search_spaces.checks import check_spec
+from eigensweep.search_spaces.checks.checks import check_spec
 from eigensweep.search_spaces.errors import UnknownMetricError
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.tasks import speech_frames, speech_scores
