@@ -54,10 +54,6 @@ LONGEST_PAUSE: Final = 8.0
 """Seconds between two starts, at most."""
 
 
-class RayFailedError(StartError):
-    """Ray could not be started or reached."""
-
-
 @dataclass
 class LaunchedDriver:
     """A driver of this service, whose death may be Ray's."""
@@ -157,7 +153,7 @@ class ClusterProcess:
         """Start the process and wait until Ray answers; try again where it is only slow.
 
         Raises:
-            RayFailedError: if Ray cannot be started or reached.
+            StartError: if Ray cannot be started or reached.
         """
         self._spawn()
         while self._ray_problem is not None:
@@ -167,7 +163,7 @@ class ClusterProcess:
                 self._reader.join()  # what it said last
                 self._end()
                 if not self._is_slow or self._spawned >= MOST_STARTS:
-                    raise RayFailedError(self._problem)
+                    raise StartError(self._problem)
                 logger.warning("%s; trying again", self._problem)
                 self._spawn()
             time.sleep(0.05)

@@ -18,7 +18,7 @@ from eigensweep.protocol.ledger import error_of_undone
 from eigensweep.protocol.messages import ConfigJson, Notice
 from eigensweep.results.ranking import RANKED, UNRANKED, cost
 from eigensweep.results.trial_result import Outcome
-from eigensweep.service.record.errors import WrongMoveError
+from eigensweep.service.record.errors import ConflictError
 from eigensweep.service.record.sql.rows import RowSession
 from eigensweep.service.record.sql.tables import (
     AttemptRow,
@@ -101,11 +101,11 @@ def move_experiment(
     """Move an experiment to another state, and write the event of this move.
 
     Raises:
-        WrongMoveError: if this state may not follow.
+        ConflictError: if this state may not follow.
     """
     kind = states.EXPERIMENT_MOVES[experiment.state].get(following)
     if kind is None:
-        raise WrongMoveError("experiment", experiment.state, following)
+        raise ConflictError(f"an experiment that is {experiment.state} cannot become {following}")
     experiment.state = following
     if following in states.ENDED or following in ("queued", "paused"):
         told = (experiment.notices or ()) if following == "paused" else ()
@@ -128,12 +128,12 @@ def move_trial(trial: TrialRow, following: states.TrialState) -> str:
     """Move a trial to another state; return the kind of this move's event.
 
     Raises:
-        WrongMoveError: if this state may not follow.
+        ConflictError: if this state may not follow.
     """
     state = trial.state or "waiting"  # a new one, which is not written yet
     kind = states.TRIAL_MOVES[state].get(following)
     if kind is None:
-        raise WrongMoveError("trial", state, following)
+        raise ConflictError(f"a trial that is {state} cannot become {following}")
     trial.state = following
     return kind
 

@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, delete, or_, select
 
 from eigensweep.protocol.states import ENDED, OPEN_TRIALS
 from eigensweep.service.record.changes.control import Control, lock
-from eigensweep.service.record.errors import NothingToDoError, WrongStateError
+from eigensweep.service.record.errors import ConflictError, WrongStateError
 from eigensweep.service.record.journal import emit
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.rows import RowSession
@@ -55,7 +55,7 @@ class Retention(Control):
         Raises:
             ExperimentNotFoundError: if there is none of this id.
             WrongStateError: if it is not over.
-            NothingToDoError: if MLflow has not got all of it yet.
+            ConflictError: if MLflow has not got all of it yet.
         """
         experiment = lock(rows, id)
         self.check_prunable(experiment)
@@ -76,17 +76,17 @@ class Retention(Control):
 
         Raises:
             WrongStateError: if it is not over.
-            NothingToDoError: if MLflow has not got all of it yet, or it ended after a time.
+            ConflictError: if MLflow has not got all of it yet, or it ended after a time.
         """
         id = experiment.id
         if experiment.state not in ENDED:
             raise WrongStateError(id, experiment.state, "prune")
         if not experiment.tracked:
-            raise NothingToDoError(
+            raise ConflictError(
                 f"experiment {id} is still being delivered to MLflow; prune it after that"
             )
         if ended_before is not None and (experiment.finished_at or 0.0) > ended_before:
-            raise NothingToDoError(f"experiment {id} ended later than you asked for")
+            raise ConflictError(f"experiment {id} ended later than you asked for")
 
     def list_names(self, owner: str | None = None) -> list[Named]:
         """Return owner and name of each experiment, of all users or of one."""

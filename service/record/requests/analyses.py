@@ -23,7 +23,7 @@ from eigensweep.analyses import ANALYSES
 from eigensweep.analyses.base import ExperimentSubject, TrialSubject
 from eigensweep.analyses.messages import FILES, RESULT, Outcome
 from eigensweep.protocol.states import OPEN_ANALYSES
-from eigensweep.service.record.errors import AnalysisNotFoundError
+from eigensweep.service.record.errors import NotFoundError
 from eigensweep.service.record.jobs import PATIENCE, AskedJob, Jobs
 from eigensweep.service.record.sql.tables import JobKind
 from eigensweep.store.durable_files import make_folder
@@ -132,11 +132,11 @@ class Analyses:
         """Return one analysis.
 
         Raises:
-            AnalysisNotFoundError: if there is none of this id.
+            NotFoundError: if there is none of this id.
         """
         found = self.jobs.find("analysis", id)
         if found is None:
-            raise AnalysisNotFoundError(f"there is no analysis '{id}'")
+            raise NotFoundError(f"there is no analysis '{id}'")
         return AnalysisRecord.of(found)
 
     def list(self, matches: Callable[[AnalysisRecord], bool]) -> Sequence[AnalysisRecord]:
@@ -147,21 +147,19 @@ class Analyses:
         """Return the path of one of `FILES` of a finished analysis.
 
         Raises:
-            AnalysisNotFoundError: if there is no such analysis or file, or not yet.
+            NotFoundError: if there is no such analysis or file, or not yet.
         """
         record = self.get(id)
         if name not in FILES:
-            raise AnalysisNotFoundError(
-                f"an analysis has no file '{name}'; it has {', '.join(FILES)}"
-            )
+            raise NotFoundError(f"an analysis has no file '{name}'; it has {', '.join(FILES)}")
         if record.state != "finished":
-            raise AnalysisNotFoundError(
+            raise NotFoundError(
                 f"analysis '{record.id}' is {record.state}: it has no files"
                 + (" yet" if record.state != "failed" else "")
             )
         path = self.folder / record.id / name
         if not path.is_file():
-            raise AnalysisNotFoundError(
+            raise NotFoundError(
                 f"the files of analysis '{record.id}' were removed; post its request again"
             )
         return path

@@ -30,9 +30,9 @@ from eigensweep.search_spaces.reproductions import Budget, load_suite, make_spec
 from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record.errors import (
-    AlreadyEndedError,
+    ConflictError,
     ExperimentNotFoundError,
-    ReproductionNotFoundError,
+    NotFoundError,
     WrongStateError,
 )
 from eigensweep.service.record.jobs import PATIENCE, AskedJob, Jobs
@@ -258,11 +258,11 @@ class Reproductions:
         """Return one reproduction.
 
         Raises:
-            ReproductionNotFoundError: if there is none of this id.
+            NotFoundError: if there is none of this id.
         """
         found = self.jobs.find("reproduction", id)
         if found is None:
-            raise ReproductionNotFoundError(f"there is no reproduction '{id}'")
+            raise NotFoundError(f"there is no reproduction '{id}'")
         return ReproductionRecord.of(found)
 
     def list(self, states: Sequence[str] = ()) -> Sequence[ReproductionRecord]:
@@ -277,12 +277,12 @@ class Reproductions:
         """Return the path of one of the report's files.
 
         Raises:
-            ReproductionNotFoundError: if there is no such reproduction or file, or not yet.
+            NotFoundError: if there is no such reproduction or file, or not yet.
         """
         found = self.get(id)
         path = self.folder / id / name
         if name not in FILES or found.state != "finished" or not path.is_file():
-            raise ReproductionNotFoundError(
+            raise NotFoundError(
                 f"reproduction '{id}' is {found.state}: it has no file '{name}'"
                 + (" yet" if found.state in OPEN else f"; reports have {', '.join(FILES)}")
             )
@@ -294,14 +294,14 @@ class Reproductions:
         `may_cancel` says of an experiment's owner whether it is cancelled, too.
 
         Raises:
-            ReproductionNotFoundError: if there is none of this id.
-            AlreadyEndedError: if it is over.
+            NotFoundError: if there is none of this id.
+            ConflictError: if it is over.
         """
         found = self.get(id)
         if found.state == "cancelled":
             return found
         if found.state not in OPEN:
-            raise AlreadyEndedError(f"reproduction {id} is over: it has {found.state}")
+            raise ConflictError(f"reproduction {id} is over: it has {found.state}")
         for each in found.posted:
             with suppress(WrongStateError, ExperimentNotFoundError):
                 if each.id is not None and may_cancel(self.record.row(each.id).owner):
