@@ -27,8 +27,6 @@ from eigensweep.service.record.sql.tables import (
     EventRow,
     ExperimentRow,
     JobRow,
-    KindDetails,
-    NoticeJson,
     ResultJson,
     TrialRow,
     Webhook,
@@ -78,7 +76,7 @@ def emit_trial(
     experiment: ExperimentRow,
     trial: TrialRow,
     kind: str,
-    **data: Unpack[KindDetails],
+    **data: Unpack[EventDetails],
 ) -> None:
     """Add an event of a trial, with its arm, attempt and step, and with `data` of its kind."""
     details: EventDetails = {
@@ -117,7 +115,7 @@ def move_experiment(
 
 def record_notices(rows: RowSession, experiment: ExperimentRow, notices: Sequence[Notice]) -> None:
     """Replace the notices of an experiment, with an event if they are others than before."""
-    told = [cast(NoticeJson, notice.to_dict()) for notice in notices] or None
+    told = [notice.to_dict() for notice in notices] or None
     if told != experiment.notices:
         experiment.notices = told
         reason = "; ".join(notice.words for notice in notices) or None
