@@ -103,8 +103,7 @@ class Analyses:
             StorageError: if its folder cannot be made.
         """
         with self._lock:
-            job = self.jobs.find("analysis", spec.id)
-            earlier = None if job is None else AnalysisRecord.of(job)
+            earlier = AnalysisRecord.find(self.jobs, spec.id)
             if earlier is not None and (
                 earlier.state in OPEN_ANALYSES or self._is_complete(earlier)
             ):
@@ -129,15 +128,10 @@ class Analyses:
         return record.state == "finished" and is_delivered and has_files
 
     def get(self, id: str) -> AnalysisRecord:
-        """Return one analysis.
-
-        Raises:
-            NotFoundError: if there is none of this id.
-        """
-        found = self.jobs.find("analysis", id)
-        if found is None:
+        """Return one analysis; raise NotFoundError if there is none of this id."""
+        if (found := AnalysisRecord.find(self.jobs, id)) is None:
             raise NotFoundError(f"there is no analysis '{id}'")
-        return AnalysisRecord.of(found)
+        return found
 
     def list(self, matches: Callable[[AnalysisRecord], bool]) -> Sequence[AnalysisRecord]:
         """Return the analyses that match, the newest first."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, Self
+from typing import Any, ClassVar, Final, Literal
 
 from pydantic import JsonValue
 
@@ -38,7 +38,7 @@ from eigensweep.service.record.errors import (
 from eigensweep.service.record.jobs import PATIENCE, AskedJob, Jobs
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.requests.taking_up import take_up
-from eigensweep.service.record.sql.tables import OPERATOR, JobKind, JobRow
+from eigensweep.service.record.sql.tables import OPERATOR, JobKind
 from eigensweep.store.durable_files import make_folder
 
 logger = logging.getLogger(__name__)
@@ -106,23 +106,6 @@ class ReproductionRecord(AskedJob):
         """All of its experiments."""
         return {*self.first.values(), *self.experiments.values()}
 
-    @classmethod
-    def of(cls, job: JobRow) -> Self:
-        read = super().of(job)
-        asked: Any = read.analyses
-        until: Any = read.until
-        return replace(
-            read,
-            experiments=_read_posted(read.experiments),
-            first=_read_posted(read.first),
-            analyses=None if asked is None else tuple(Wanted(**each) for each in asked),
-            until=until and Until(**{**until, "looks": tuple(until["looks"])}),
-        )
-
-
-def _read_posted(stored: Any) -> dict[str, Posted]:
-    return {label: Posted(**each) for label, each in stored.items()}
-
 
 @dataclass
 class Reproductions:
@@ -164,8 +147,7 @@ class Reproductions:
         """
         id = make_id(name, budget, until, resources)
         with self._lock:
-            job = self.jobs.find("reproduction", id)
-            earlier = None if job is None else ReproductionRecord.of(job)
+            earlier = ReproductionRecord.find(self.jobs, id)
             if earlier is not None and earlier.until is not None and until is not None:
                 until = replace(until, looks=earlier.until.looks)
             if earlier is not None and (
@@ -255,15 +237,10 @@ class Reproductions:
             attempt += 1
 
     def get(self, id: str) -> ReproductionRecord:
-        """Return one reproduction.
-
-        Raises:
-            NotFoundError: if there is none of this id.
-        """
-        found = self.jobs.find("reproduction", id)
-        if found is None:
+        """Return one reproduction; raise NotFoundError if there is none of this id."""
+        if (found := ReproductionRecord.find(self.jobs, id)) is None:
             raise NotFoundError(f"there is no reproduction '{id}'")
-        return ReproductionRecord.of(found)
+        return found
 
     def list(self, states: Sequence[str] = ()) -> Sequence[ReproductionRecord]:
         """Return those in one of the states (default: all), by name, then by age."""
