@@ -44,7 +44,7 @@ def add(record: Record, spec: dict[str, Any], key: str | None = None) -> str:
 def post_and_claim(record: Record, spec: dict[str, Any]) -> RecordLedger:
     claim = record.claim(add(record, spec))
     assert claim is not None
-    return RecordLedger(record.url, claim.experiment_id, claim.generation)
+    return RecordLedger(record.url, claim.id, claim.generation)
 
 
 class TestSchema:

@@ -17,7 +17,7 @@ from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.tables import ExperimentRow, TrialRow
-from eigensweep.service.record.users.usage import UserUsage, devices_of, sum_by_user
+from eigensweep.service.record.users.usage import devices_of, sum_by_user
 from eigensweep.service.record.views.counts import count_all
 
 PLACE = Place("node7", 4711, "cpu")
@@ -103,8 +103,8 @@ def test_users_and_metrics_have_the_sum_of_their_experiments(url, spec, clock):
     for owner in ("anna", "bob", "anna"):
         train(start(url, spec(resources={"cpus": 2}), owner), clock)
     assert sum_by_user(url) == [
-        UserUsage("anna", 2, 500.0, 1000.0, 0.0),
-        UserUsage("bob", 1, 250.0, 500.0, 0.0),
+        ("anna", 2, 500.0, 1000.0, 0.0),
+        ("bob", 1, 250.0, 500.0, 0.0),
     ]
     registry = CollectorRegistry()
     registry.register(_Of(url))

@@ -24,7 +24,6 @@ from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.preview import ArmMemory
 from eigensweep.service.record.journal import spent_seconds
 from eigensweep.service.record.sql.tables import AttemptRow, ExperimentRow, TrialRow
-from eigensweep.service.record.users.usage import UserUsage
 from eigensweep.service.record.views.progress import compute_progress
 from eigensweep.service.record.views.queries import ExperimentRecord, StoredTrial, TrialRecord
 
@@ -150,7 +149,7 @@ class UsageNow(AnswerModel):
     )
 
     @classmethod
-    def made_of(cls, source: ExperimentRow | TrialRow | UserUsage, /, **more: Any) -> Self:
+    def made_of(cls, source: Any, /, **more: Any) -> Self:
         """Return what a row of the record says."""
         cpu, gpu = source.cpu_seconds / 3600, source.gpu_seconds / 3600
         return cls(trial_seconds=source.trial_seconds, cpu_hours=cpu, gpu_hours=gpu, **more)
