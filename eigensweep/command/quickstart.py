@@ -22,7 +22,7 @@ from rich.console import Console
 from tenacity import RetryError, Retrying, retry_if_exception_type, wait_fixed
 
 from eigensweep.client import Client, Experiment, RefusedError, ServiceAwayError, answers
-from eigensweep.client.shapes import ExperimentJson
+from eigensweep.client.connection import JsonObject
 from eigensweep.command import terminal
 
 PRESET = "quickstart"
@@ -72,7 +72,7 @@ def wait_for_delivery(client: Client, screen: Console) -> None:
         time.sleep(0.2)
 
 
-def find_newest(client: Client) -> ExperimentJson:
+def find_newest(client: Client) -> JsonObject:
     """Return the experiment that was posted last."""
     return client.experiments(1)[0]
 
