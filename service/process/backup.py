@@ -36,12 +36,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO, Final, cast
 
+from filelock import FileLock, Timeout
 from sqlalchemy import Connection, make_url, select
 
 from eigensweep.common.private_folders import require_private
 from eigensweep.protocol.states import OPEN_TRIALS
 from eigensweep.search_spaces.labels import say_count
-from eigensweep.service.process.locking import hold_alone
 from eigensweep.service.record import migrations
 from eigensweep.service.record.sql import copying, database
 from eigensweep.service.record.sql.tables import TrialRow
@@ -142,8 +142,11 @@ def back_up(settings: Settings, file: Path) -> Manifest:
     _check_settings(settings, file)
     place, record = settings.storage_folder, _find_record(settings)
     with ExitStack() as stack:
-        taken = BackupError(f"another backup of {settings.home} is being made")
-        stack.enter_context(hold_alone(settings.home / "backup.lock", taken))
+        lock = FileLock(settings.home / "backup.lock", mode=0o600, fallback_to_soft=False)
+        try:
+            stack.enter_context(lock.acquire(blocking=False))
+        except Timeout:
+            raise BackupError(f"another backup of {settings.home} is being made") from None
         storage = settings.home if is_url(place) else Path(place)
         for folder in (settings.home, storage):
             _remove_leftovers(folder)

@@ -353,7 +353,8 @@ def _build(
     from eigensweep.service.record.record import Record
     from eigensweep.service.record.sql import database
 
-    database.look_for_damage_soon(settings.database)
+    look = database.look_for_damage
+    threading.Thread(target=look, args=[settings.database], name="check", daemon=True).start()
     record = Record(settings.database, settings.webhook_urls)
     record.leadership = leadership
     wanted = settings.max_experiments

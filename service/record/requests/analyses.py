@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Final, Literal
 
-from pydantic import JsonValue
+from pydantic import BaseModel, ConfigDict, JsonValue
 from pydantic.main import IncEx
 
 from eigensweep.analyses import ANALYSES
@@ -36,9 +36,10 @@ RUNS: Final[Mapping[str, IncEx | bool]] = {"run_id": True, "trials": {"__all__":
 """The MLflow runs of a subject."""
 
 
-@dataclass(frozen=True)
-class AnalysisSpec:
+class AnalysisSpec(BaseModel):
     """A complete request: options with defaults filled in, and the subject as it was found."""
+
+    model_config = ConfigDict(frozen=True)
 
     name: str
     options: OptionsJson
@@ -49,20 +50,9 @@ class AnalysisSpec:
     def id(self) -> str:
         """The digest of the request, 16 hex digits. The subject's MLflow run is no part of it."""
         version = {"result_version": ANALYSES[self.name].result_version}
-        text = json.dumps(version | self.to_dict(without=RUNS), sort_keys=True)
+        content = self.model_dump(mode="json", exclude={"trial": RUNS, "experiment": RUNS})
+        text = json.dumps(version | content, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-    def to_dict(self, without: IncEx | None = None) -> dict[str, object]:
-        """Return it as JSON, the input of its process; `without` names fields of the subject."""
-        subjects = {"trial": self.trial, "experiment": self.experiment}
-        return {
-            "name": self.name,
-            "options": self.options,
-            **{
-                kind: each.model_dump(mode="json", exclude=without) if each else None
-                for kind, each in subjects.items()
-            },
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +99,7 @@ class Analyses:
             ):
                 return earlier, False
             make_folder(self.folder / spec.id)
-            subject, content = spec.trial or spec.experiment, spec.to_dict()
+            subject = spec.trial or spec.experiment
             record = AnalysisRecord(
                 id=spec.id,
                 name=spec.name,
@@ -118,7 +108,7 @@ class Analyses:
                 trial=None if spec.trial is None else spec.trial.number,
                 state="queued",
                 created_at=time.time() if earlier is None else earlier.created_at,
-                subject={kind: content[kind] for kind in ("trial", "experiment")},
+                subject=spec.model_dump(mode="json", include={"trial", "experiment"}),
             )
             return self._put(record), True
 

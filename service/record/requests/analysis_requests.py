@@ -75,7 +75,8 @@ def complete_request(request: AnalysisRequest, queries: Queries, storage: str) -
         analysis.check(options, trial or experiment)
     except ValueError as error:
         raise SpecError("", str(error)) from error
-    return AnalysisSpec(request.name, options.model_dump(mode="json"), trial, experiment)
+    made = options.model_dump(mode="json")
+    return AnalysisSpec(name=request.name, options=made, trial=trial, experiment=experiment)
 
 
 def _check_subject(request: AnalysisRequest, analysis: AnalysisMethod[Any, Any, Any]) -> None:

@@ -193,7 +193,8 @@ def find_damage(url: str) -> str | None:
 def look_for_damage(url: str) -> None:
     """Have SQLite read the whole database; afterwards `find_damage` returns what it found.
 
-    PostgreSQL has checksums of its own, and says what is damaged when it reads it.
+    A large record takes a while. PostgreSQL has checksums of its own, and says what is damaged when
+    it reads it.
     """
     if not takes_turns(url):
         return
@@ -201,11 +202,6 @@ def look_for_damage(url: str) -> None:
         words = look(url, lambda connection: connection.scalar(text("PRAGMA quick_check(1)")))
         if words != "ok":
             _note_damage(url, words)
-
-
-def look_for_damage_soon(url: str) -> None:
-    """Do it in a thread of its own: a large record takes a while."""
-    threading.Thread(target=look_for_damage, args=[url], name="check", daemon=True).start()
 
 
 def explain_damage(url: str, what: object) -> str:
