@@ -14,8 +14,8 @@ from urllib.parse import quote
 import typer
 
 from eigensweep.client import Client
+from eigensweep.client.answers.tables import Table
 from eigensweep.client.connection import JsonObject
-from eigensweep.client.tables import Table
 from eigensweep.command.frame import FAILURE, Call, command, read_seconds
 
 ScopeName = Literal["read", "submit", "admin"]

@@ -18,7 +18,9 @@ from urllib.parse import quote
 
 import typer
 
-from eigensweep.client import Analysis, AnalysisFailedError, Experiment, answers
+from eigensweep.client import Analysis, AnalysisFailedError, Experiment
+from eigensweep.client.answers import answers
+from eigensweep.client.answers.tables import Table
 from eigensweep.client.connection import TOKEN_FILE, JsonObject
 from eigensweep.client.spec_file import (
     InputError,
@@ -26,7 +28,6 @@ from eigensweep.client.spec_file import (
     parse_settings,
     parse_trial,
 )
-from eigensweep.client.tables import Table
 from eigensweep.command import accounts, backup, data, nodes, storage, terminal
 from eigensweep.command.frame import (
     FAILURE,
@@ -526,13 +527,13 @@ def analyse(
     ] = None,
 ) -> None:
     """Redraw a figure of the papers from finished trials, or from matrices alone."""
-    subjects = [parse_trial(trial) for trial in trials or []]
+    subjects: list[JsonObject] = [parse_trial(trial) for trial in trials or []]
     subjects += [{"experiment": experiment} for experiment in experiments or []]
-    settings = parse_options(options or [])
+    settings: JsonObject = parse_options(options or [])
     if out is not None:
         make_folder(out)
     found = [
-        call.client.analyse(name, **subject, **settings) for subject in subjects or [JsonObject()]
+        call.client.analyse(name, **(subject | settings)) for subject in subjects or [JsonObject()]
     ]
     for analysis in found:
         _wait_for(analysis)

@@ -36,19 +36,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO, Final, cast
 
-from filelock import FileLock, Timeout
 from sqlalchemy import Connection, make_url, select
 
 from eigensweep.common.private_folders import require_private
 from eigensweep.protocol.states import OPEN_TRIALS
 from eigensweep.search_spaces.labels import say_count
+from eigensweep.service.process.locking import hold_alone
 from eigensweep.service.record import migrations
 from eigensweep.service.record.sql import copying, database
 from eigensweep.service.record.sql.tables import TrialRow
 from eigensweep.service.settings import Settings, read_version
 from eigensweep.store.checkpoints import Store
-from eigensweep.store.copies import copy_out
-from eigensweep.store.files import is_url
+from eigensweep.store.places.files import is_url
+from eigensweep.store.upkeep.copies import copy_out
 
 FORMAT: Final = 2
 """The form of the archive; a later one that cannot be read by this version has another number."""
@@ -142,11 +142,8 @@ def back_up(settings: Settings, file: Path) -> Manifest:
     _check_settings(settings, file)
     place, record = settings.storage_folder, _find_record(settings)
     with ExitStack() as stack:
-        lock = FileLock(settings.home / "backup.lock", mode=0o600, fallback_to_soft=False)
-        try:
-            stack.enter_context(lock.acquire(blocking=False))
-        except Timeout:
-            raise BackupError(f"another backup of {settings.home} is being made") from None
+        taken = BackupError(f"another backup of {settings.home} is being made")
+        stack.enter_context(hold_alone(settings.home / "backup.lock", taken))
         storage = settings.home if is_url(place) else Path(place)
         for folder in (settings.home, storage):
             _remove_leftovers(folder)

@@ -32,15 +32,14 @@ from pydantic import ValidationError
 from sqlalchemy import make_url, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from eigensweep.client.connection import read_own_url
 from eigensweep.common.private_folders import UnsafeFolderError, require_private
 from eigensweep.common.variables import describe_unknown, find_unknown
 from eigensweep.search_spaces.labels import say_count
 from eigensweep.service.process.ports import listen
 from eigensweep.service.settings import Mlflow, Settings, StartError, explain_settings
-from eigensweep.store.disk_space import LEAST_FILES, find_low
-from eigensweep.store.durable_files import StorageError, StoreKeysError
-from eigensweep.store.files import is_url
+from eigensweep.store.places.disk_space import LEAST_FILES, find_low
+from eigensweep.store.places.durable_files import StorageError, StoreKeysError
+from eigensweep.store.places.files import is_url
 
 State = Literal["ok", "warning", "problem"]
 
@@ -97,7 +96,7 @@ def ok(what: str, detail: str) -> Finding:
 def examine(url: str | None = None, environment: dict[str, str] | None = None) -> list[Finding]:
     """Return what was found, place by place.
 
-    `url` is the address of a service; None: that of EIGENSWEEP_URL, or of the home folder.
+    `url` is the address of the service; None: it has none, since it does not run.
     """
     names = os.environ if environment is None else environment
     found = [
@@ -111,7 +110,6 @@ def examine(url: str | None = None, environment: dict[str, str] | None = None) -
         advice = "correct it; docs/reference/settings.md says what it may be"
         wrong = explain_settings(error)
         return [*found, *(Finding("problem", "settings", words, advice) for words in wrong)]
-    url = url or names.get("EIGENSWEEP_URL") or read_own_url(settings.home)
     context = Context(settings, url)
     for name, check in CHECKS.items():
         try:
@@ -309,7 +307,7 @@ def _look_at_object_store(url: str) -> Finding:
 
     That is to write, read, list and remove, and a put that is refused where the object exists.
     """
-    from eigensweep.store.files import open_files, try_out
+    from eigensweep.store.places.files import open_files, try_out
 
     began = time.monotonic()
     try:

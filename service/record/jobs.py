@@ -48,7 +48,8 @@ class AskedJob:
         """Return the record of a job's row."""
         columns = {name: getattr(job, name) for name in COLUMNS}
         content = {"id": job.key, **columns, **job.request, **(job.outcome or {})}
-        read: Self = _read(cls).validate_python(content)
+        kind: Any = cls
+        read: Self = _read(kind).validate_python(content)
         return read
 
     @classmethod

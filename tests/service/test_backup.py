@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 import torch
-from filelock import FileLock
 from helpers import s3
 from helpers.schema_of_0_2 import make_schema_of_0_2
 from helpers.waiting import PATIENCE, wait_until
@@ -33,6 +32,7 @@ from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.process import backup
 from eigensweep.service.process.backup import BackupError, back_up, restore
+from eigensweep.service.process.locking import hold_alone
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.migrations import RecordUnusableError, migrate
 from eigensweep.service.record.record import Record
@@ -258,7 +258,7 @@ class TestRefusals:
         with pytest.raises(BackupError, match="there already"):
             back_up(settings, file)
         assert file.read_text() == "mine"
-        other = FileLock(settings.home / "backup.lock")
+        other = hold_alone(settings.home / "backup.lock", BackupError("held by a backup already"))
         with other, pytest.raises(BackupError, match="another backup"):
             back_up(settings, tmp_path / "other.tar.gz")
 

@@ -19,9 +19,9 @@ import ray.exceptions
 
 from eigensweep.common.private_folders import UnsafeFolderError
 from eigensweep.workers.cluster import heartbeat
-from eigensweep.workers.cluster.nodes import Look, Node, RayPlace, read_nodes
+from eigensweep.workers.cluster.nodes import ClusterSnapshot, Node, RayPlace, read_nodes
 from eigensweep.workers.cluster.ray_folder import RayFolder
-from eigensweep.workers.driver.ray_job import EXPERIMENT, connect
+from eigensweep.workers.driver.process.ray_job import EXPERIMENT, connect
 from eigensweep.workers.ray_nodes import list_nodes
 
 logger = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ class RayCluster:
         node: Any = ray._private.worker._global_node
         return RayPlace(node.gcs_address, node.get_logs_dir_path())
 
-    def look(self) -> Look:
+    def look(self) -> ClusterSnapshot:
         """Return what there is to see of the cluster now. Waits for Ray's head, however long.
 
         The nodes of a cluster that was joined come and go; our own node stays as it is.
@@ -127,7 +127,7 @@ class RayCluster:
         quiet = heartbeat.find_silent(places.values())
         silent = {id for id, place in places.items() if place in quiet}
         here = ray.get_runtime_context().get_node_id()
-        return Look(
+        return ClusterSnapshot(
             self.list_nodes(silent),
             living,
             may_change=self._folder is None,

@@ -11,7 +11,7 @@ from eigensweep.common.direction import Better
 from eigensweep.protocol.messages import ConfigJson, Params, SpecJson
 from eigensweep.results.ranking import UNRANKED
 from eigensweep.results.trial_result import Metrics, Outcome
-from eigensweep.store.thinning import Keep
+from eigensweep.store.upkeep.thinning import Keep
 
 OPERATOR = "operator"
 """Who runs the service: the user of EIGENSWEEP_TOKEN, and of everybody while there is no token."""
@@ -56,13 +56,8 @@ class EarlierJson(TypedDict):
 
 
 class EventDetails(TypedDict, total=False):
-    """What an event says; one of a trial says which, and how far it is."""
+    """What only some kinds of events say."""
 
-    trial: int
-    arm: str
-    step: int
-    steps: int
-    attempt: int
     name: str
     params: Params
     metrics: Metrics
@@ -358,7 +353,7 @@ class EventRow(Base):
     experiment_id: Mapped[str] = mapped_column(sa.ForeignKey("experiments.id", ondelete="CASCADE"))
     kind: Mapped[str] = mapped_column(sa.String(40))
     data: Mapped[dict[str, Any]] = mapped_column(JsonColumn)
-    """`EventDetails`, with the id of the `experiment`."""
+    """The id of the `experiment`, `EventDetails`, and for a trial which it is, and how far."""
     at: Mapped[float] = mapped_column(sa.Double)
 
 

@@ -1,0 +1,78 @@
+"""What trials have used: seconds of their processes, and of the devices that they occupied.
+
+Usage is counted when an attempt reports or ends, in the same transaction, and summed up in the rows
+of the trial and its experiment, so that no list has to read attempts. Runs in the service's process
+and in drivers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Row, Select, func, select
+
+from eigensweep.protocol.messages import SpecJson
+from eigensweep.search_spaces.lanes import count_members
+from eigensweep.service.record.sql import database
+from eigensweep.service.record.sql.rows import RowSession
+from eigensweep.service.record.sql.tables import AttemptRow, ExperimentRow, TrialRow
+
+
+@dataclass(frozen=True)
+class Devices:
+    """What one trial occupies while it has a process."""
+
+    cpus: float
+    gpus: float
+
+
+def devices_of(spec: SpecJson, lanes: int | None = None) -> Devices:
+    """Return what a trial of a spec occupies; `lanes` are those of the engine that trains it.
+
+    Trials that share an engine have equal parts of its devices.
+
+    >>> devices_of({"resources": {"cpus": 2, "gpus": 1}})
+    Devices(cpus=2.0, gpus=1.0)
+    >>> devices_of({"resources": {"cpus": 1, "gpus": 1, "lanes": 4}})
+    Devices(cpus=0.2, gpus=0.2)
+    """
+    resources = spec.get("resources") or {}
+    asked = resources.get("lanes")
+    number = lanes if asked == "auto" else asked
+    members = 1 if number is None else count_members(number, spec.get("replicates") or 1)
+    cpus, gpus = resources.get("cpus", 1.0), resources.get("gpus", 0.0)
+    return Devices(float(cpus) / members, float(gpus) / members)
+
+
+def count_use(rows: RowSession, trial: TrialRow, attempt: AttemptRow) -> None:
+    """Add the time since this attempt was counted last to its trial and its experiment."""
+    now = time.time()
+    seconds = max(0.0, now - (attempt.counted_at or attempt.started_at))
+    attempt.counted_at = now
+    experiment = rows.get_one(ExperimentRow, trial.experiment_id)
+    devices = devices_of(experiment.spec, (attempt.place or {}).get("lanes"))
+    for row in (trial, experiment):
+        row.trial_seconds += seconds
+        row.cpu_seconds += seconds * devices.cpus
+        row.gpu_seconds += seconds * devices.gpus
+
+
+def sum_by_user(url: str) -> Sequence[Row[Any]]:
+    """Return what each user's experiments have used, by name.
+
+    A `user` has `experiments`, whose trials had processes for `trial_seconds`, and occupied devices
+    for `cpu_seconds` and `gpu_seconds`.
+
+    Raises:
+        SQLAlchemyError: if the database does not answer.
+    """
+    used = ExperimentRow.trial_seconds, ExperimentRow.cpu_seconds, ExperimentRow.gpu_seconds
+    query: Select[Any] = select(
+        *(ExperimentRow.owner.label("user"), func.count().label("experiments")),
+        *(func.sum(column).label(column.name) for column in used),
+    )
+    query = query.group_by(ExperimentRow.owner).order_by(ExperimentRow.owner)
+    return database.look(url, lambda connection: connection.execute(query).all())
