@@ -10,9 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from sqlalchemy import Row, Select, func, select
+from sqlalchemy import Row, func, select
 
 from eigensweep.protocol.messages import SpecJson
 from eigensweep.search_spaces.lanes import count_members
@@ -60,7 +59,7 @@ def count_use(rows: RowSession, trial: TrialRow, attempt: AttemptRow) -> None:
         row.gpu_seconds += seconds * devices.gpus
 
 
-def sum_by_user(url: str) -> Sequence[Row[Any]]:
+def sum_by_user(url: str) -> Sequence[Row[str, int, float, float, float]]:
     """Return what each user's experiments have used, by name.
 
     A `user` has `experiments`, whose trials had processes for `trial_seconds`, and occupied devices
@@ -69,10 +68,12 @@ def sum_by_user(url: str) -> Sequence[Row[Any]]:
     Raises:
         SQLAlchemyError: if the database does not answer.
     """
-    used = ExperimentRow.trial_seconds, ExperimentRow.cpu_seconds, ExperimentRow.gpu_seconds
-    query: Select[Any] = select(
-        *(ExperimentRow.owner.label("user"), func.count().label("experiments")),
-        *(func.sum(column).label(column.name) for column in used),
+    query = select(
+        ExperimentRow.owner.label("user"),
+        func.count().label("experiments"),
+        func.sum(ExperimentRow.trial_seconds).label("trial_seconds"),
+        func.sum(ExperimentRow.cpu_seconds).label("cpu_seconds"),
+        func.sum(ExperimentRow.gpu_seconds).label("gpu_seconds"),
     )
     query = query.group_by(ExperimentRow.owner).order_by(ExperimentRow.owner)
     return database.look(url, lambda connection: connection.execute(query).all())
