@@ -18,11 +18,10 @@ import ray
 import ray.exceptions
 
 from eigensweep.common.private_folders import UnsafeFolderError
-from eigensweep.workers.cluster import heartbeat
 from eigensweep.workers.cluster.nodes import ClusterSnapshot, Node, RayPlace, read_nodes
 from eigensweep.workers.cluster.ray_folder import RayFolder
 from eigensweep.workers.driver.process.ray_job import EXPERIMENT, connect
-from eigensweep.workers.ray_nodes import list_nodes
+from eigensweep.workers.ray_nodes import answers, find_silent, list_nodes
 
 logger = logging.getLogger(__name__)
 
@@ -123,9 +122,7 @@ class RayCluster:
         from eigensweep.workers.driver.nodes.capacity import list_living_nodes
 
         living = list_living_nodes()
-        places = {n["NodeID"]: (n["NodeManagerAddress"], n["NodeManagerPort"]) for n in living}
-        quiet = heartbeat.find_silent(places.values())
-        silent = {id for id, place in places.items() if place in quiet}
+        silent = find_silent(living)
         here = ray.get_runtime_context().get_node_id()
         return ClusterSnapshot(
             self.list_nodes(silent),
@@ -198,9 +195,8 @@ def explain_loss() -> str | None:
     node = ray._private.worker._global_node
     if node is None:
         return "Ray has ended"
-    host, _, port = str(node.gcs_address).rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), LOOK_SECONDS).close()
+        socket.create_connection(_split(node.gcs_address), LOOK_SECONDS).close()
     except OSError as error:
         return f"Ray's control process at {node.gcs_address} does not answer: {error}"
     try:
@@ -217,8 +213,7 @@ def explain_silence() -> str | None:
     node = ray._private.worker._global_node
     if node is None:
         return "Ray has ended"
-    host, _, port = str(node.gcs_address).rpartition(":")
-    if heartbeat.answers((host.strip("[]"), int(port))):
+    if answers(_split(node.gcs_address)):
         return None
     return f"Ray's control process at {node.gcs_address} does not answer"
 
@@ -229,9 +224,15 @@ def _knock(address: str) -> None:
     if not host or not port.isdecimal():
         return
     try:
-        socket.create_connection((host.strip("[]"), int(port)), KNOCK_SECONDS).close()
+        socket.create_connection(_split(address), KNOCK_SECONDS).close()
     except OSError as error:
         raise ClusterError(f"no Ray answers at {address}: {error}") from error
+
+
+def _split(address: str) -> tuple[str, int]:
+    """Return host and port of `host:port`; the host may be an IPv6 address in brackets."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 def _init(**settings: Any) -> None:

@@ -20,8 +20,8 @@ from eigensweep.protocol.messages import ConfigJson, Notice, NoticeKind, Place, 
 from eigensweep.protocol.states import ENDED, ExperimentState, TrialState
 from eigensweep.results.statistics import Summary
 from eigensweep.results.trial_result import Metrics, summarize_stored
+from eigensweep.search_spaces.checks.preview import ArmMemory
 from eigensweep.search_spaces.parameters import Scalar
-from eigensweep.search_spaces.preview import ArmMemory
 from eigensweep.service.record.journal import spent_seconds
 from eigensweep.service.record.sql.tables import AttemptRow, ExperimentRow, TrialRow
 from eigensweep.service.record.views.progress import compute_progress
