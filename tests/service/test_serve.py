@@ -26,8 +26,7 @@ from helpers.waiting import PATIENCE, wait_until
 from sqlalchemy.exc import OperationalError
 
 from eigensweep.service.process import guard, home, ports, serve
-from eigensweep.service.process.home import HomeTakenError, HomeUnusableError
-from eigensweep.service.process.ports import PortTakenError
+from eigensweep.service.settings import StartError
 
 LONG = {"training/steps": 1_000_000, "task/valid_size": 8, "task/test_size": 8}
 SHORT = {"training/steps": 20, "task/valid_size": 8, "task/test_size": 8}
@@ -267,7 +266,7 @@ class TestRefusals:
     def test_a_port_that_was_asked_for_and_is_taken(self):
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
-            with pytest.raises(PortTakenError, match=str(port)):
+            with pytest.raises(StartError, match=str(port)):
                 ports.listen("127.0.0.1", port, may_move=False)
             with ports.listen("127.0.0.1", port, may_move=True) as moved:
                 assert moved.getsockname()[1] > port
@@ -300,7 +299,7 @@ class TestHome:
             process = self.hold(tmp_path)
             for _ in range(2):  # the first refusal does not blot out who holds it
                 with (
-                    pytest.raises(HomeTakenError, match=f"process {process.pid}, started"),
+                    pytest.raises(StartError, match=f"process {process.pid}, started"),
                     home.hold(tmp_path),
                 ):
                     pass
@@ -333,7 +332,7 @@ class TestHome:
         (tmp_path / "home").mkdir()
         (tmp_path / "home").chmod(0o777)
         with (
-            pytest.raises(HomeUnusableError, match="not safe: other users may write into"),
+            pytest.raises(StartError, match="not safe: other users may write into"),
             home.hold(tmp_path / "home"),
         ):
             pass
@@ -341,7 +340,7 @@ class TestHome:
     def test_a_folder_that_cannot_be_made_is_refused_in_words(self, tmp_path):
         (tmp_path / "file").touch()
         with (
-            pytest.raises(HomeUnusableError, match="EIGENSWEEP_HOME"),
+            pytest.raises(StartError, match="EIGENSWEEP_HOME"),
             home.hold(tmp_path / "file"),
         ):
             pass
