@@ -34,9 +34,7 @@ def named_in_the_code() -> set[str]:
 def test_the_list_has_every_setting_the_code_names_and_no_more() -> None:
     settings = {PREFIX + name.upper() for name in Settings.model_fields}
 
-    assert settings | named_in_the_code() == KNOWN, (
-        "change the list in common/variables.py"
-    )
+    assert settings | named_in_the_code() == KNOWN, "change the list in common/variables.py"
 
 
 def test_a_slip_is_told_with_the_nearest_name_and_no_value(

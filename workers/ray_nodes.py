@@ -13,6 +13,7 @@ class RayNode(TypedDict):
     NodeManagerAddress: str
     NodeManagerPort: int
     NodeManagerHostname: str
+    RayletSocketName: str
     Resources: dict[str, float]
     Labels: NotRequired[dict[str, str]]
 
