@@ -30,7 +30,7 @@ from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
 from eigensweep.store.checkpoints import Store, replicate_key
-from eigensweep.store.curves import CurvePoint
+from eigensweep.store.commits.curves import CurvePoint
 from eigensweep.workers.tracking.subject import make_subject
 from eigensweep.workers.tracking.tracker import Tracker
 

@@ -33,7 +33,7 @@ from eigensweep.service.record.sql.rows import RowSession
 from eigensweep.service.record.sql.tables import ExperimentRow, ReportRow, TrialRow
 from eigensweep.service.settings import Settings
 from eigensweep.store.checkpoints import Store, replicate_key
-from eigensweep.store.curves import CurvePoint
+from eigensweep.store.commits.curves import CurvePoint
 
 ARMS = ("one", "two", "three")
 SEEDS = 3

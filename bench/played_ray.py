@@ -29,7 +29,7 @@ from eigensweep.results.seeds import summarise
 from eigensweep.results.trial_result import ReplicateResult
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.store.checkpoints import Store, replicate_key
-from eigensweep.store.curves import CurvePoint
+from eigensweep.store.commits.curves import CurvePoint
 from eigensweep.workers.driver.nodes import capacity
 from eigensweep.workers.driver.tune import actor_events, tune_loop
 from eigensweep.workers.processes.runner import LOST, REPORT

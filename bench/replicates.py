@@ -17,7 +17,7 @@ from statistics import median
 import torch
 
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.training.lanes.group import Group
+from eigensweep.training.lanes.stacked.group import Group
 from eigensweep.training.training import Training
 
 CASES = ["scornn,64,20,100,3", "lstm,64,20,100,3", "scornn,64,20,100,2", "lstm,64,20,100,2"]

@@ -21,7 +21,7 @@ from bench.overhead import WAITING_SECONDS, one_step
 from bench.report import add_json, new_parser, say, table, write
 from eigensweep.client import Client, Experiment
 from eigensweep.command.quickstart import running_service
-from eigensweep.workers.driver.zygote import TITLE
+from eigensweep.workers.driver.process.driver_order import TITLE
 
 TRIALS = 40
 ENDED = 5

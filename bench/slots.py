@@ -36,7 +36,7 @@ from bench.delivery import mlflow_beside_us
 from bench.looks import look_every
 from bench.overhead import TASK
 from bench.report import add_json, add_quick, new_parser, say, table, write
-from eigensweep.workers.driver.zygote import TITLE
+from eigensweep.workers.driver.process.driver_order import TITLE
 
 PARTS: Final = ("nodes", "slots", "played")
 ROOT = Path(__file__).parents[1]
@@ -93,7 +93,7 @@ def drive(cluster: Any, url: str, trials: int, slots: int, seconds: float) -> di
     from eigensweep.service.record.migrations import migrate
     from eigensweep.service.record.record import Record
     from eigensweep.workers.cluster.drivers import Drivers
-    from eigensweep.workers.driver.zygote import DriverOrder
+    from eigensweep.workers.driver.process.driver_order import DriverOrder
 
     with tempfile.TemporaryDirectory(prefix="eigensweep-bench-") as folder:
         place = f"sqlite:///{folder}/record.db"

@@ -34,7 +34,7 @@ import typer
 from platformdirs import user_data_path
 
 from eigensweep.client import Client, RefusedError
-from eigensweep.client.tables import Table
+from eigensweep.client.answers.tables import Table
 from eigensweep.command.frame import FAILURE, INTERRUPTED, Call, command
 from eigensweep.common.private_folders import UnsafeFolderError, keep_secret, make_private
 from eigensweep.search_spaces.labels import say_count

@@ -25,8 +25,8 @@ import typer
 
 from eigensweep.analyses import ANALYSES
 from eigensweep.client import Analysis, Client, Experiment, Reproduction
+from eigensweep.client.answers.trial_table import TrialTable
 from eigensweep.client.trial import Trial
-from eigensweep.client.trial_table import TrialTable
 from eigensweep.command.cli import app
 from eigensweep.models import MODELS
 from eigensweep.models.base import ModelConfig
@@ -39,7 +39,7 @@ from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Settings
 from eigensweep.tasks import TASKS
-from eigensweep.training.lanes.group import explain_alone
+from eigensweep.training.lanes.stacked.group import explain_alone
 from eigensweep.workers.processes.notebook import TrialResult, train
 
 REFERENCE = Path(__file__).parent / "reference"

@@ -9,6 +9,7 @@ True
 
 from __future__ import annotations
 
+from eigensweep.common.registry import Registry
 from eigensweep.models.asrnn import AsRNN
 from eigensweep.models.base import Model, ModelConfig
 from eigensweep.models.constructed import ConstructedAdding, ConstructedCopying
@@ -34,7 +35,6 @@ from eigensweep.models.spectral_rnn import SpectralRNN
 from eigensweep.models.srnn import SRNN
 from eigensweep.models.urnn import URNN
 from eigensweep.models.vanilla import TanhRNN
-from eigensweep.registry import Registry
 
 MODELS: Registry[Model] = Registry(
     "model",

@@ -11,8 +11,8 @@ from typing import Any, TypedDict, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from eigensweep.common.registry import Registry
 from eigensweep.models import MODELS
-from eigensweep.registry import Registry
 from eigensweep.search_spaces.errors import (
     MOST_TOLD,
     SeveralErrors,

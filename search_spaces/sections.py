@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, Unio
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from eigensweep.common.direction import Better, sign
+from eigensweep.common.registry import Registry
 from eigensweep.models import MODELS
 from eigensweep.models.base import ModelConfig
-from eigensweep.registry import Registry
 from eigensweep.search_spaces.parameters import Parameter
 from eigensweep.search_spaces.trial import ObjectiveConfig, OptimizerConfig, Strict
 from eigensweep.tasks import TASKS

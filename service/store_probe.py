@@ -16,7 +16,7 @@ from contextvars import copy_context
 from typing import Any, Final, TypeVar
 
 from eigensweep.store.checkpoints import Store
-from eigensweep.store.durable_files import StorageError, StoreAwayError
+from eigensweep.store.places.durable_files import StorageError, StoreAwayError
 
 T = TypeVar("T")
 

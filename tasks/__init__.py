@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eigensweep.registry import Registry
+from eigensweep.common.registry import Registry
 from eigensweep.tasks.adding import Adding
 from eigensweep.tasks.base import Task, TaskConfig
 from eigensweep.tasks.copying import Copying

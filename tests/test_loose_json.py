@@ -17,7 +17,7 @@ LOOSE = re.compile(r"\b(Json|JsonObject)\b|dict\[str, Any\]")
 MOST = {
     "service/api/app.py": 1,
     "eigensweep/client/analyses.py": 2,
-    "eigensweep/client/answers.py": 1,
+    "eigensweep/client/answers/answers.py": 1,
     "eigensweep/client/client.py": 4,
     "eigensweep/client/connection.py": 7,
     "eigensweep/client/events.py": 2,
@@ -30,10 +30,10 @@ MOST = {
     "eigensweep/reports/pictures.py": 1,
     "eigensweep/results/arms_report.py": 1,
     "eigensweep/results/trial_rows.py": 1,
-    "eigensweep/store/head.py": 2,
-    "eigensweep/store/kept_files.py": 1,
+    "eigensweep/store/commits/head.py": 2,
+    "eigensweep/store/commits/kept_files.py": 1,
     "eigensweep/protocol/messages.py": 2,
-    "eigensweep/training/optimizers.py": 1,
+    "eigensweep/training/optimizers/optimizers.py": 1,
 }
 """The most lines of each file."""
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from eigensweep.common.registry import Registry, UnknownNameError
 from eigensweep.models import MODELS
-from eigensweep.registry import Registry, UnknownNameError
 from eigensweep.tasks import TASKS
 from eigensweep.tasks.base import Task, TaskConfig
 from eigensweep.tasks.copying import Copying

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from eigensweep.protocol.ledger import SupersededError
-from eigensweep.store.durable_files import StoreAwayError
+from eigensweep.store.places.durable_files import StoreAwayError
 
 Cause = Literal["failure", "memory", "store", "unseen", "superseded"]
 """What ended a process: what it did (`failure`), a machine without memory, a store that was away,

@@ -13,7 +13,7 @@ from bench.gpu.turns import Later, time_in_turns
 from bench.report import say, table
 from bench.workloads import copying, small, trainable_models
 from eigensweep.models import MODELS
-from eigensweep.training.lanes.group import explain_alone
+from eigensweep.training.lanes.stacked.group import explain_alone
 
 COUNTS = (1, 8)
 ROUNDS = 3

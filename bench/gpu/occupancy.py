@@ -29,8 +29,8 @@ from eigensweep.protocol.code import own_code
 from eigensweep.protocol.messages import Order
 from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.training.lanes.engine import Engine
-from eigensweep.training.lanes.occupancy import Span
+from eigensweep.training.lanes.engine.engine import Engine
+from eigensweep.training.lanes.engine.occupancy import Span
 
 REFILLED = "refilled at once"
 WAYS = {REFILLED: True, "filled together": False}

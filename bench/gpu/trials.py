@@ -14,7 +14,7 @@ from eigensweep.models.recurrence.native.gated import Cell
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.tasks import TASKS
 from eigensweep.tasks.base import Batch, Split, Task, TaskConfig
-from eigensweep.training.lanes.group import Group
+from eigensweep.training.lanes.stacked.group import Group
 from eigensweep.training.training import Training
 
 NEVER = 10**9

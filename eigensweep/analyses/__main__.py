@@ -31,7 +31,7 @@ from eigensweep.analyses.messages import (
 )
 from eigensweep.common.parents import end_with_parent
 from eigensweep.results.figures import save
-from eigensweep.store.durable_files import StorageError, write_whole
+from eigensweep.store.places.durable_files import StorageError, write_whole
 
 
 def main(folder: Path, text: str) -> None:

@@ -26,11 +26,11 @@ from eigensweep.analyses.weights import (
     seed_of,
 )
 from eigensweep.models import MODELS
-from eigensweep.models.analysis.spectra import recurrent_spectra
 from eigensweep.results import figures
 from eigensweep.search_spaces.trial import Strict, TrialConfig
 from eigensweep.store import spectrum_files
 from eigensweep.store.checkpoints import Store
+from eigensweep.training.evaluation import find_spectra
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -149,7 +149,7 @@ class Spectra(AnalysisMethod[SpectraOptions, TrialSubject, SpectraContent]):
             chosen = TrialOptions(weights=weights, replicate=options.replicate)
             with suppress(NotFiniteError):  # the last weights of a diverged trial
                 network = load_network(chosen, subject, folders)
-                found[network.step] = spectrum_files.to_json(recurrent_spectra(network.model))
+                found[network.step] = find_spectra(network.model)
         return sorted(found.items())
 
     def plot(self, content: SpectraContent) -> Figure:

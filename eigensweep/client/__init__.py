@@ -1,7 +1,7 @@
 """The service from Python, over HTTP. Runs in a user's process; loads no torch, Ray or MLflow.
 
-Each file uses only those above it: spec_file, connection, tables, answers, events,
-remote, trial, trial_table; experiments, analyses and reproductions; client.
+Each uses only those above it: spec_file and answers, connection, events, remote and trial;
+experiments, analyses and reproductions; client.
 """
 
 from __future__ import annotations

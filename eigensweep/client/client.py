@@ -13,7 +13,7 @@ from typing import Any, Literal
 from urllib.parse import quote, urlencode
 
 from eigensweep.client.analyses import Analysis
-from eigensweep.client.answers import (
+from eigensweep.client.answers.answers import (
     Answer,
     describe_comparison,
     describe_effort,
@@ -24,8 +24,13 @@ from eigensweep.client.events import Event
 from eigensweep.client.experiments import Experiment
 from eigensweep.client.reproductions import Reproduction
 from eigensweep.client.shapes import DoneJson, ExperimentJson
-from eigensweep.client.spec_file import InputError, looks_like_a_file, read, with_settings
-from eigensweep.client.trial import make_spec_of_one
+from eigensweep.client.spec_file import (
+    InputError,
+    looks_like_a_file,
+    make_spec_of_one,
+    read,
+    with_settings,
+)
 
 IS_ID = re.compile("[0-9a-z]{13}")
 NEWEST = 200

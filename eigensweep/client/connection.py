@@ -247,10 +247,15 @@ def _find_url() -> tuple[str, str]:
 
     And why nothing may be sent there: that service has ended. Empty: all is well.
     """
-    home = Path(os.environ.get("EIGENSWEEP_HOME") or user_data_path("eigensweep")).expanduser()
+    home = find_home()
     url = read_own_url(home)
     has_ended = url is None and (home / "service.json").exists()
     return url or DEFAULT_URL, f"the service of {home} has ended" if has_ended else ""
+
+
+def find_home() -> Path:
+    """Return the home folder of a service that is started here with these variables."""
+    return Path(os.environ.get("EIGENSWEEP_HOME") or user_data_path("eigensweep")).expanduser()
 
 
 def read_own_url(home: Path) -> str | None:

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from eigensweep.client.answers import (
+from eigensweep.client.answers.answers import (
     Answer,
     describe_importance,
     describe_pareto,
     describe_race,
 )
+from eigensweep.client.answers.tables import format_cell, format_html
+from eigensweep.client.answers.trial_table import TrialTable
 from eigensweep.client.events import Event, read_events
 from eigensweep.client.remote import Remote
 from eigensweep.client.shapes import TrialJson
 from eigensweep.client.spec_file import InputError, with_settings
-from eigensweep.client.tables import format_cell, format_html
 from eigensweep.client.trial import Trial
-from eigensweep.client.trial_table import TrialTable
 from eigensweep.protocol.states import ENDED, Action
 from eigensweep.search_spaces.labels import format_value
 

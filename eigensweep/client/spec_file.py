@@ -142,3 +142,21 @@ def with_settings(spec: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[
         return dotted.with_settings(spec, settings)
     except dotted.PathError as error:
         raise InputError(str(error)) from error
+
+
+def make_spec_of_one(spec: Mapping[str, object], trial: Mapping[str, Any]) -> dict[str, object]:
+    """Return the spec of an experiment that is one of its trials alone, with all settings fixed.
+
+    Raises:
+        InputError: if the trial has no configuration.
+    """
+    config = trial["config"]
+    if config is None:
+        raise InputError(f"trial {trial['number']} is {trial['state']}: it has no configuration")
+    kept = ("project", "description", "source", "objective", "reuse", "resources", "priority")
+    fixed = ("task", "model", "optimizer", "training", "divergence", "seed", "replicates")
+    return {
+        "name": f"{str(spec['name'])[:100]}, trial {trial['number']}",
+        **{name: spec[name] for name in kept if name in spec},
+        **{name: config[name] for name in fixed},
+    }

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
-from eigensweep.client.answers import Answer, describe_trial
+from eigensweep.client.answers.answers import Answer, describe_trial
 from eigensweep.client.connection import Connection
-from eigensweep.client.spec_file import InputError
 
 if TYPE_CHECKING:
     from eigensweep.models.base import Model
@@ -44,21 +43,3 @@ class Trial(Answer):
         `network(x)` gives (logits, state), for x of shape (τ, B) or (τ, B, m).
         """
         return self.weights(which, seed=seed).load()
-
-
-def make_spec_of_one(spec: Mapping[str, object], trial: Trial) -> dict[str, object]:
-    """Return the spec of an experiment that is one of its trials alone, with all settings fixed.
-
-    Raises:
-        InputError: if the trial has no configuration.
-    """
-    config = trial["config"]
-    if config is None:
-        raise InputError(f"trial {trial['number']} is {trial['state']}: it has no configuration")
-    kept = ("project", "description", "source", "objective", "reuse", "resources", "priority")
-    fixed = ("task", "model", "optimizer", "training", "divergence", "seed", "replicates")
-    return {
-        "name": f"{str(spec['name'])[:100]}, trial {trial['number']}",
-        **{name: spec[name] for name in kept if name in spec},
-        **{name: config[name] for name in fixed},
-    }

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import typer
 
 from eigensweep.client import Client
-from eigensweep.client.tables import Table
+from eigensweep.client.answers.tables import Table
 from eigensweep.command.frame import FAILURE, Call, command, read_seconds
 
 ScopeName = Literal["read", "submit", "admin"]

@@ -29,7 +29,7 @@ def _failures(call: Call, what: str) -> Iterator[None]:
 
     from eigensweep.service.process.backup import BackupError
     from eigensweep.service.settings import StartError
-    from eigensweep.store.durable_files import StorageError
+    from eigensweep.store.places.durable_files import StorageError
 
     try:
         yield

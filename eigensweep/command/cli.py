@@ -18,7 +18,9 @@ from urllib.parse import quote
 
 import typer
 
-from eigensweep.client import Analysis, AnalysisFailedError, Experiment, answers
+from eigensweep.client import Analysis, AnalysisFailedError, Experiment
+from eigensweep.client.answers import answers
+from eigensweep.client.answers.tables import Table
 from eigensweep.client.connection import TOKEN_FILE
 from eigensweep.client.shapes import DoneJson
 from eigensweep.client.spec_file import (
@@ -28,7 +30,6 @@ from eigensweep.client.spec_file import (
     parse_settings,
     parse_trial,
 )
-from eigensweep.client.tables import Table
 from eigensweep.command import accounts, backup, data, nodes, storage, terminal
 from eigensweep.command.frame import (
     FAILURE,

@@ -22,7 +22,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from eigensweep.client.tables import Table
+from eigensweep.client.answers.tables import Table
 from eigensweep.command.frame import BAD_INPUT, FAILURE, Call, command
 from eigensweep.search_spaces.labels import say_count
 

@@ -5,6 +5,7 @@ Runs in a user's terminal. What it looks at loads torch, so it is imported only 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from eigensweep.client.connection import find_home, read_own_url
 from eigensweep.command.frame import Call
 from eigensweep.search_spaces.labels import say_count
 
@@ -26,7 +28,8 @@ def print_findings(call: Call) -> bool:
     """Look at everything and print it; return whether there is no problem."""
     from eigensweep.service.process.checkup import examine
 
-    found = examine(call.url)
+    url = call.url or os.environ.get("EIGENSWEEP_URL") or read_own_url(find_home())
+    found = examine(url)
     is_well = all(finding.state != "problem" for finding in found)
     content = {"ok": is_well, "findings": [asdict(finding) for finding in found]}
     call.tell(content, lambda _: _show(found, call.screen))

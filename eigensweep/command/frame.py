@@ -16,9 +16,9 @@ from typing import Annotated, Any, Concatenate, Final, NoReturn, ParamSpec, get_
 import typer
 
 from eigensweep.client import Client, RefusedError, ServiceAwayError
-from eigensweep.client.answers import Answer
+from eigensweep.client.answers.answers import Answer
+from eigensweep.client.answers.tables import Table
 from eigensweep.client.spec_file import InputError
-from eigensweep.client.tables import Table
 from eigensweep.command import terminal
 
 FAILURE, BAD_INPUT, INTERRUPTED = 1, 2, 130

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import typer
 from rich.console import Console
 
+from eigensweep.client.answers.tables import Table
 from eigensweep.client.connection import JsonObject
-from eigensweep.client.tables import Table
 from eigensweep.command.frame import Call
 
 NODE_HEADS = (

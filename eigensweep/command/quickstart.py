@@ -21,7 +21,8 @@ from pathlib import Path
 from rich.console import Console
 from tenacity import RetryError, Retrying, retry_if_exception_type, wait_fixed
 
-from eigensweep.client import Client, Experiment, RefusedError, ServiceAwayError, answers
+from eigensweep.client import Client, Experiment, RefusedError, ServiceAwayError
+from eigensweep.client.answers import answers
 from eigensweep.client.shapes import ExperimentJson
 from eigensweep.command import terminal
 

@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from eigensweep.client import Client, RefusedError, ServiceAwayError
+from eigensweep.client.answers.tables import Table
 from eigensweep.client.connection import outlast_restart
 from eigensweep.client.reproductions import Reproduction
-from eigensweep.client.tables import Table
 from eigensweep.command.frame import FAILURE, Call
 from eigensweep.command.quickstart import NotReadyError, running_service
 

@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 from rich.filesize import decimal
 
+from eigensweep.client.answers.tables import Table
 from eigensweep.client.connection import JsonObject
-from eigensweep.client.tables import Table
 from eigensweep.command.frame import FAILURE, SECONDS, Call, read_seconds
 
 

@@ -18,9 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from eigensweep.client import Event, Experiment, ServiceAwayError
-from eigensweep.client.answers import count_trials, format_duration
+from eigensweep.client.answers.answers import count_trials, format_duration
+from eigensweep.client.answers.tables import format_cell
 from eigensweep.client.shapes import ExperimentJson, TrialJson
-from eigensweep.client.tables import format_cell
 from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.search_spaces.labels import format_value
 

@@ -15,7 +15,7 @@ from io import BytesIO
 from pathlib import Path
 
 from eigensweep.corpora.offered_files import Offered, UnreadableError, find_files
-from eigensweep.store.durable_files import StorageError, write_whole
+from eigensweep.store.places.durable_files import StorageError, write_whole
 from eigensweep.tasks.corpora import FileGroup, KnownCorpus
 from eigensweep.tasks.corpus import (
     MD5,

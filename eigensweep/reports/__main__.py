@@ -31,7 +31,7 @@ from eigensweep.reports.messages import (
 )
 from eigensweep.reports.report import ReportContent, make_report
 from eigensweep.reports.results import collect, write_results
-from eigensweep.store.durable_files import write_whole
+from eigensweep.store.places.durable_files import write_whole
 
 
 def main(folder: Path, text: str) -> None:

@@ -29,7 +29,7 @@ from eigensweep.reports.messages import Results
 from eigensweep.reports.report import ReportContent, make_report
 from eigensweep.reports.results import name_file, read_folder
 from eigensweep.search_spaces.reproductions import make_specs, suite_names
-from eigensweep.store.durable_files import write_whole
+from eigensweep.store.places.durable_files import write_whole
 
 EARLIER: Final = "earlier.json"
 """Reports of older versions, whose results were not kept, among the page's pictures."""

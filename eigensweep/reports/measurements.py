@@ -18,8 +18,8 @@ from eigensweep.results.statistics import Domain, find_domain
 from eigensweep.results.trial_result import ReplicateResult, Result
 from eigensweep.search_spaces.reproductions import Measure
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.store.curves import CurvePoint
-from eigensweep.store.durable_files import StorageError
+from eigensweep.store.commits.curves import CurvePoint
+from eigensweep.store.places.durable_files import StorageError
 
 TRAINED = ("completed", "reused", "pruned", "diverged")
 """Ends of a trial after which its numbers say something about its configuration."""

@@ -28,7 +28,7 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     """A table of a page."""
 
     title: str
@@ -68,10 +68,10 @@ def _embed(pictures: Sequence[tuple[str, Sequence[Path]]], room: int) -> list[Pi
     return found
 
 
-def make_tables(content: ReportContent) -> list[Table]:
+def make_tables(content: ReportContent) -> list[PageTable]:
     """Return the tables of a report: claims, the paper's numbers, and arms."""
     return [
-        Table(
+        PageTable(
             "Claims",
             ("claim of the paper", "decided by", "verdict", "because"),
             [
@@ -79,12 +79,12 @@ def make_tables(content: ReportContent) -> list[Table]:
                 for c in content.claims
             ],
         ),
-        Table(
+        PageTable(
             "Numbers of the paper",
             ("arm", "number", "paper", "measured", "gap", "verdict"),
             [markdown.number_cells(content, number) for number in content.numbers],
         ),
-        Table(
+        PageTable(
             "Arms",
             markdown.ARM_HEADS,
             [markdown.arm_cells(content, arm) for arm in content.arms],
@@ -92,8 +92,8 @@ def make_tables(content: ReportContent) -> list[Table]:
     ]
 
 
-def _list_runs(content: ReportContent) -> Table:
-    return Table(
+def _list_runs(content: ReportContent) -> PageTable:
+    return PageTable(
         "Experiments and analyses",
         ("what", "id", "state"),
         [

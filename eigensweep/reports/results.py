@@ -36,8 +36,8 @@ from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.store.checkpoints import Store, trial_key
-from eigensweep.store.curves import CurvePoint
-from eigensweep.store.durable_files import StorageError
+from eigensweep.store.commits.curves import CurvePoint
+from eigensweep.store.places.durable_files import StorageError
 
 MOST_EVALUATIONS: Final = 1000
 """Most points of a curve; of a longer one, evenly spread ones are kept."""

@@ -1,9 +1,9 @@
 """The store of checkpoints and curves: a killed trial goes on from it, and MLflow is sent from it.
 
-It is made of files below a folder or in an object store (`files`), of the protocol by which an
-attempt commits (`heads`), of readers of curves and checkpoints (`stored_curves`,
-`stored_checkpoints`), and of what attempts keep beside that (`kept_files`). A key is
-`experiment/trial/seed`. torch is imported when needed: drivers read curves only.
+It is made of files below a folder or in an object store (`places`), and of `commits`: the protocol
+by which an attempt commits (`heads`), readers of curves and checkpoints, and what attempts keep
+beside that (`kept_files`). A key is `experiment/trial/seed`. torch is imported when needed: drivers
+read curves only.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from eigensweep.store.curves import CurvePoint
-from eigensweep.store.durable_files import DamagedError, StoreAwayError
-from eigensweep.store.head import Checkpoint, Head, checkpoint_name
-from eigensweep.store.heads import Change
-from eigensweep.store.kept_files import KeptFiles, StateDict
-from eigensweep.store.store_part import check_key
-from eigensweep.store.stored_checkpoints import StoredCheckpoints
-from eigensweep.store.stored_curves import StoredCurves
+from eigensweep.store.commits.curves import CurvePoint
+from eigensweep.store.commits.head import Checkpoint, Head, checkpoint_name
+from eigensweep.store.commits.heads import Change
+from eigensweep.store.commits.kept_files import KeptFiles, StateDict
+from eigensweep.store.commits.store_part import check_key
+from eigensweep.store.commits.stored_checkpoints import StoredCheckpoints
+from eigensweep.store.commits.stored_curves import StoredCurves
+from eigensweep.store.places.durable_files import DamagedError, StoreAwayError
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from eigensweep.store.durable_files import StorageError
-from eigensweep.store.files import Files, open_files
+from eigensweep.store.places.durable_files import StorageError
+from eigensweep.store.places.files import Files, open_files
 
 logger = logging.getLogger(__name__)
 

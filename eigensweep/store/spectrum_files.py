@@ -7,14 +7,10 @@ writes the same file again.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
 
 from eigensweep.store.checkpoints import Store
-from eigensweep.store.durable_files import StorageError
-
-if TYPE_CHECKING:
-    from eigensweep.models.analysis.spectra import Spectrum
+from eigensweep.store.places.durable_files import StorageError
 
 FOLDER = "spectra"
 
@@ -29,17 +25,6 @@ class SpectrumJson(TypedDict):
 
 SpectraJson = dict[str, SpectrumJson]
 """Spectra by the name of the matrix."""
-
-
-def to_json(spectra: Mapping[str, Spectrum]) -> SpectraJson:
-    """Return spectra by name as JSON holds them."""
-    return {
-        name: {
-            "eigenvalues": [[z.real, z.imag] for z in one.eigenvalues.tolist()],
-            "singular_values": one.singular_values.tolist(),
-        }
-        for name, one in spectra.items()
-    }
 
 
 def write(store: Store, key: str, attempt: int, step: int, content: SpectraJson) -> None:

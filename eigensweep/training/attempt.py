@@ -26,10 +26,10 @@ from eigensweep.results.trial_result import End, Metrics, ReplicateResult, Resul
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.store import spectrum_files
 from eigensweep.store.checkpoints import Store, replicate_key
-from eigensweep.store.curves import CurvePoint
-from eigensweep.store.durable_files import DamagedError
-from eigensweep.store.kept_files import BEST, StateDict
+from eigensweep.store.commits.curves import CurvePoint
+from eigensweep.store.commits.kept_files import BEST, StateDict
 from eigensweep.store.marks import cancel_mark, leave_mark, pause_mark
+from eigensweep.store.places.durable_files import DamagedError
 from eigensweep.store.spectrum_files import SpectraJson
 from eigensweep.training.corpora import find_data_root
 from eigensweep.training.selection import ReportedTests

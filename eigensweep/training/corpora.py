@@ -9,8 +9,8 @@ from eigensweep.models.recurrence.cache import cache_folder
 from eigensweep.protocol.messages import Order
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.store.checkpoints import Store
-from eigensweep.store.corpora import fetch
-from eigensweep.store.durable_files import storage_error
+from eigensweep.store.places.durable_files import storage_error
+from eigensweep.store.upkeep.corpora import fetch
 from eigensweep.tasks import TASKS
 from eigensweep.tasks.corpus import CorpusMissingError
 

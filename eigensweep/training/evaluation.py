@@ -1,4 +1,4 @@
-"""A model's scores on a split, and the state that is carried from one batch to the next."""
+"""A model's scores on a split, the state that is carried between batches, and its spectra."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from eigensweep.models.analysis.spectra import recurrent_spectra
 from eigensweep.models.base import Model, State
 from eigensweep.results.trial_result import Metrics
+from eigensweep.store.spectrum_files import SpectraJson
 from eigensweep.tasks.base import Batch, Split, Task
 
 Beginning = Literal["anew", "on", "mixed"]
@@ -111,3 +113,18 @@ def detach(state: State) -> State:
 def keep_finite(metrics: Metrics) -> Metrics:
     """Return the metrics that are finite: nothing else is ever recorded."""
     return {name: value for name, value in metrics.items() if isfinite(value)}
+
+
+def find_spectra(model: Model) -> SpectraJson:
+    """Return the spectra of a model's recurrent matrices as JSON holds them, by name.
+
+    Raises:
+        ValueError: as `recurrent_spectra` does, of a gated model for example.
+    """
+    return {
+        name: {
+            "eigenvalues": [[z.real, z.imag] for z in one.eigenvalues.tolist()],
+            "singular_values": one.singular_values.tolist(),
+        }
+        for name, one in recurrent_spectra(model).items()
+    }

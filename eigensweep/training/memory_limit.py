@@ -18,7 +18,7 @@ from contextlib import suppress
 
 from eigensweep.protocol.messages import Order
 from eigensweep.store.checkpoints import Store
-from eigensweep.store.durable_files import StorageError
+from eigensweep.store.places.durable_files import StorageError
 from eigensweep.training.memory import give_back, private_bytes
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from torch import Tensor
 from eigensweep.common.direction import best, is_better
 from eigensweep.results.trial_result import End, Metrics
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.store.kept_files import StateDict
+from eigensweep.store.commits.kept_files import StateDict
 from eigensweep.tasks.base import Metric
 
 Weights = dict[str, Tensor]

@@ -22,7 +22,6 @@ import torch
 
 from eigensweep.common import traces
 from eigensweep.models import MODELS
-from eigensweep.models.analysis.spectra import recurrent_spectra
 from eigensweep.models.base import State
 from eigensweep.results.seeds import join_codes, split_seeds, summarise
 from eigensweep.results.trial_result import (
@@ -33,15 +32,14 @@ from eigensweep.results.trial_result import (
     Result,
 )
 from eigensweep.search_spaces.trial import TrialConfig, find_code
-from eigensweep.store import spectrum_files
-from eigensweep.store.curves import CurvePoint
-from eigensweep.store.kept_files import StateDict
+from eigensweep.store.commits.curves import CurvePoint
+from eigensweep.store.commits.kept_files import StateDict
 from eigensweep.store.spectrum_files import SpectraJson
 from eigensweep.tasks import TASKS
-from eigensweep.training.evaluation import carry_into, detach, evaluate, keep_finite
+from eigensweep.training.evaluation import carry_into, detach, evaluate, find_spectra, keep_finite
 from eigensweep.training.memory import keep_freed_memory
-from eigensweep.training.optimizers import Optimizers
-from eigensweep.training.schedules import RateSchedule
+from eigensweep.training.optimizers.optimizers import Optimizers
+from eigensweep.training.optimizers.schedules import RateSchedule
 from eigensweep.training.selection import ReportedTests, Selection, Weights
 
 logger = logging.getLogger(__name__)
@@ -469,7 +467,7 @@ class Training:
         """Return the spectra of the recurrent matrix, if the config asks for them."""
         if self.config.training.spectra:
             with suppress(ValueError):  # a gated model has no spectrum
-                return spectrum_files.to_json(recurrent_spectra(self.model))
+                return find_spectra(self.model)
         return None
 
     def _record(self, metrics: Metrics) -> None:

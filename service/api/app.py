@@ -13,19 +13,19 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute
 
 from eigensweep.common import traces
+from eigensweep.service.api.answers.disk_use import DiskUse
 from eigensweep.service.api.answers.errors import Responses, answer_errors, describe_errors
 from eigensweep.service.api.answers.schemas import Views
 from eigensweep.service.api.answers.shared_answers import SingleFlight
 from eigensweep.service.api.answers.tailer import Tailer
-from eigensweep.service.api.disk_use import DiskUse
+from eigensweep.service.api.callers.callers import READ, AsOperator, require_scopes
+from eigensweep.service.api.callers.identity import Identity
+from eigensweep.service.api.callers.sessions import Sessions
 from eigensweep.service.api.middleware.access import PUBLIC, Access
-from eigensweep.service.api.middleware.callers import READ, AsOperator, require_scopes
-from eigensweep.service.api.middleware.identity import Identity
 from eigensweep.service.api.middleware.latencies import Latencies, RequestSpans
 from eigensweep.service.api.middleware.limits import BodyLimits
 from eigensweep.service.api.middleware.page_headers import SafeHeaders
 from eigensweep.service.api.middleware.rates import Rates
-from eigensweep.service.api.middleware.sessions import Sessions
 from eigensweep.service.api.mlflow import mlflow_proxy
 from eigensweep.service.api.mlflow.mlflow_proxy import MlflowProxy
 from eigensweep.service.api.pages.routes import add_pages, answer_http_error

@@ -10,10 +10,10 @@ from fastapi import Depends, Request
 
 from eigensweep.protocol.shares import Capacity
 from eigensweep.search_spaces.sections import ResourcesConfig
+from eigensweep.service.api.answers.disk_use import DiskUse
 from eigensweep.service.api.answers.schemas import Views
 from eigensweep.service.api.answers.tailer import Tailer
-from eigensweep.service.api.disk_use import DiskUse
-from eigensweep.service.api.middleware.identity import Identity
+from eigensweep.service.api.callers.identity import Identity
 from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.requests.analyses import Analyses

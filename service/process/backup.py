@@ -47,8 +47,8 @@ from eigensweep.service.record.sql import copying, database
 from eigensweep.service.record.sql.tables import TrialRow
 from eigensweep.service.settings import Settings, read_version
 from eigensweep.store.checkpoints import Store
-from eigensweep.store.copies import copy_out
-from eigensweep.store.files import is_url
+from eigensweep.store.places.files import is_url
+from eigensweep.store.upkeep.copies import copy_out
 
 FORMAT: Final = 2
 """The form of the archive; a later one that cannot be read by this version has another number."""

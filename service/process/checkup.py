@@ -36,9 +36,9 @@ from eigensweep.common.private_folders import UnsafeFolderError, require_private
 from eigensweep.common.variables import describe_unknown, find_unknown
 from eigensweep.search_spaces.labels import say_count
 from eigensweep.service.settings import Settings, explain_settings
-from eigensweep.store.disk_space import LEAST_FILES, find_low
-from eigensweep.store.durable_files import StorageError, StoreKeysError
-from eigensweep.store.files import is_url
+from eigensweep.store.places.disk_space import LEAST_FILES, find_low
+from eigensweep.store.places.durable_files import StorageError, StoreKeysError
+from eigensweep.store.places.files import is_url
 
 State = Literal["ok", "warning", "problem"]
 
@@ -107,7 +107,7 @@ def ok(what: str, detail: str) -> Finding:
 def examine(url: str | None = None, environment: dict[str, str] | None = None) -> list[Finding]:
     """Return what was found, place by place.
 
-    `url` is the address of a service; None: that of EIGENSWEEP_URL, or of the home folder.
+    `url` is the address of the service; None: it has none, since it does not run.
     """
     names = os.environ if environment is None else environment
     found = [
@@ -120,7 +120,7 @@ def examine(url: str | None = None, environment: dict[str, str] | None = None) -
     except ValidationError as error:
         return [*found, *_explain_settings(error)]
     token = settings.token.get_secret_value() if settings.token else None
-    context = Context(settings, url or names.get("EIGENSWEEP_URL") or _read_url(settings), token)
+    context = Context(settings, url, token)
     for name, check in CHECKS.items():
         try:
             found += check(context)
@@ -134,12 +134,6 @@ def _explain_settings(error: ValidationError) -> Iterator[Finding]:
     advice = "correct it; docs/reference/settings.md says what it may be"
     for words in explain_settings(error):
         yield Finding("problem", "settings", words, advice)
-
-
-def _read_url(settings: Settings) -> str | None:
-    from eigensweep.client.connection import read_own_url
-
-    return read_own_url(settings.home)
 
 
 def check_installation() -> Iterator[Finding]:
@@ -336,7 +330,7 @@ def _look_at_object_store(url: str) -> Finding:
 
     That is to write, read, list and remove, and a put that is refused where the object exists.
     """
-    from eigensweep.store.files import open_files, try_out
+    from eigensweep.store.places.files import open_files, try_out
 
     began = time.monotonic()
     try:

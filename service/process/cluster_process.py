@@ -29,10 +29,10 @@ from eigensweep.service.process import guard
 from eigensweep.service.queue.dispatcher import LauncherAwayError
 from eigensweep.service.settings import StartError
 from eigensweep.workers.cluster.drivers import DriverProcess, Drivers
-from eigensweep.workers.cluster.nodes import Look, Node, RayPlace
+from eigensweep.workers.cluster.nodes import ClusterSnapshot, Node, RayPlace
 from eigensweep.workers.deaths import Death
 from eigensweep.workers.driver.nodes.capacity import look_for_room
-from eigensweep.workers.driver.zygote import DriverOrder
+from eigensweep.workers.driver.process.driver_order import DriverOrder
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class ClusterProcess:
     starts: int = 0
     """How often Ray was started or joined."""
     _problem: str | None = "Ray is starting"
-    _look: Look | None = None
+    _look: ClusterSnapshot | None = None
     """What was last seen of Ray; None: nothing since it was started or joined."""
     _words: str | None = None
     """What was wrong at the last look."""
@@ -279,7 +279,7 @@ class ClusterProcess:
         """
         return self._last_look().nodes
 
-    def _last_look(self) -> Look:
+    def _last_look(self) -> ClusterSnapshot:
         if self._look is None:
             raise LauncherAwayError(self.problem)
         return self._look

@@ -32,7 +32,7 @@ from eigensweep.protocol.messages import DriverOptions
 from eigensweep.service.process import home, ports
 from eigensweep.service.process.mlflow_server import MlflowServer
 from eigensweep.service.settings import Mlflow, Settings, StartError, explain_settings, is_loopback
-from eigensweep.store.durable_files import disk_failure
+from eigensweep.store.places.durable_files import disk_failure
 from eigensweep.workers.cluster.drivers import DRIVER_BYTES
 
 if TYPE_CHECKING:

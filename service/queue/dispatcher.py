@@ -30,7 +30,7 @@ from eigensweep.service.record.sql import database
 from eigensweep.service.record.users.shares import Shares
 from eigensweep.service.store_probe import StoreProbe
 from eigensweep.store.checkpoints import replicate_key
-from eigensweep.store.durable_files import StorageError, StoreAwayError
+from eigensweep.store.places.durable_files import StorageError, StoreAwayError
 from eigensweep.workers.cluster.nodes import Node
 from eigensweep.workers.deaths import Death
 

@@ -28,7 +28,7 @@ from eigensweep.service.record.errors import NotLeadingError
 from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.sql.tables import JobKind, JobRow
 from eigensweep.service.settings import Mlflow
-from eigensweep.store.durable_files import StorageError
+from eigensweep.store.places.durable_files import StorageError
 
 logger = logging.getLogger(__name__)
 

@@ -31,7 +31,12 @@ from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.tables import ExperimentRow, JobKind, JobRow
 from eigensweep.service.record.views.queries import count_states
-from eigensweep.service.webhook_rules import HTTPS_PORT, WebhookRefusedError, check_url, is_allowed
+from eigensweep.service.settings.webhook_rules import (
+    HTTPS_PORT,
+    WebhookRefusedError,
+    check_url,
+    is_allowed,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,6 @@ from eigensweep.service.record.errors import NotLeadingError
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.rows import RowSession
 from eigensweep.service.record.sql.tables import Leader, LeaderJson
-from eigensweep.service.settings import name_driver
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +54,7 @@ class AdvisoryLock:
 
     def __init__(self, url: str) -> None:
         self._engine = create_engine(
-            name_driver(url),
+            database.name_driver(url),
             poolclass=NullPool,
             isolation_level="AUTOCOMMIT",
             connect_args={"connect_timeout": 5, "tcp_user_timeout": 10_000, **TIMES},

@@ -24,7 +24,6 @@ from eigensweep.service.record.changes.retention import Retention
 from eigensweep.service.record.errors import IdempotencyKeyReusedError, NotLeadingError
 from eigensweep.service.record.journal import emit, end_experiment, move_experiment, record_notices
 from eigensweep.service.record.leadership import Leadership
-from eigensweep.service.record.queue_order import list_newcomers, list_queue
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.group_commit import GroupCommit
 from eigensweep.service.record.sql.rows import RowSession
@@ -37,6 +36,7 @@ from eigensweep.service.record.sql.tables import (
     Webhook,
 )
 from eigensweep.service.record.views.queries import count_states
+from eigensweep.service.record.views.queue_order import list_newcomers, list_queue
 
 MOST_LOOKED_AT = 100
 """Trials at which is looked, at most, to see whether an experiment comes on."""

@@ -37,7 +37,7 @@ from bench.gpu import (
 from bench.gpu.sections import Notes, Plan
 from bench.gpu.turns import Later, repeat, time_in_turns
 from bench.workloads import WORKLOADS, small, trainable_models
-from eigensweep.training.lanes.occupancy import Span
+from eigensweep.training.lanes.engine.occupancy import Span
 
 ROOT = Path(__file__).parents[2]
 SMALL = Plan(device="cpu", quick=True, rounds=2, seconds=10_000)

@@ -10,10 +10,10 @@ from orders import make_order
 from toys import trial
 
 from eigensweep.protocol.messages import Order, Report
-from eigensweep.training.lanes.engine import Engine
-from eigensweep.training.lanes.groups import Sharing
-from eigensweep.training.lanes.members import MemberLane
-from eigensweep.training.lanes.turns import LaneError
+from eigensweep.training.lanes.engine.engine import Engine
+from eigensweep.training.lanes.engine.groups import Sharing
+from eigensweep.training.lanes.engine.members import MemberLane
+from eigensweep.training.lanes.stacked.group import LaneError
 
 
 class Clock:

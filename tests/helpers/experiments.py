@@ -16,7 +16,7 @@ from eigensweep.protocol.ledger import Ledger
 from eigensweep.protocol.messages import DriverOptions
 from eigensweep.workers.cluster.drivers import DriverProcess, Drivers
 from eigensweep.workers.cluster.ray_cluster import RayCluster
-from eigensweep.workers.driver.zygote import DriverOrder
+from eigensweep.workers.driver.process.driver_order import DriverOrder
 
 HERE = Path(__file__).parent
 PLUGINS = HERE.parent / "plugins"

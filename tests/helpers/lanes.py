@@ -10,8 +10,8 @@ from helpers.small_models import REQUIRED
 from toys import TIMES
 
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.training.lanes.group import Group
-from eigensweep.training.optimizers import Optimizers
+from eigensweep.training.lanes.stacked.group import Group
+from eigensweep.training.optimizers.optimizers import Optimizers
 from eigensweep.training.training import Training
 
 VOICES = "56b31ff3da3c29349f01bc49d2a56a6c71691f8b6c4f708aef28622a57060b76"

@@ -12,7 +12,7 @@ from eigensweep.results.seeds import summarise
 from eigensweep.results.trial_result import ParameterCount, ReplicateResult
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.store.checkpoints import Store, replicate_key
-from eigensweep.store.curves import CurvePoint
+from eigensweep.store.commits.curves import CurvePoint
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>'\"&"
 """A name or a message that would run, were it not escaped."""

@@ -9,8 +9,9 @@ from typing import Any
 
 from eigensweep.protocol import code
 from eigensweep.protocol.ledger import SupersededError
-from eigensweep.store.durable_files import StoreAwayError
-from eigensweep.workers.driver import process, zygote
+from eigensweep.store.places.durable_files import StoreAwayError
+from eigensweep.workers.driver.process import drive, zygote
+from eigensweep.workers.driver.process.driver_order import DriverOrder
 
 ERRORS: dict[str, BaseException] = {
     "failure": ValueError("a bug"),
@@ -20,7 +21,7 @@ ERRORS: dict[str, BaseException] = {
 }
 
 
-def play(order: zygote.DriverOrder) -> None:
+def play(order: DriverOrder) -> None:
     does: Any = order.spec["does"]
     sys.stdout.write(f"it drives {order.experiment}\n")
     sys.stdout.flush()
@@ -37,6 +38,6 @@ def is_edited() -> bool:
 
 spec = sys.modules["__main__"].__spec__
 if spec is not None and spec.name == zygote.__name__:  # pytest imports this, too, for its doctests
-    process.connect = lambda *_, **__: None
-    process.run_traced = play
+    drive.connect = lambda *_, **__: None
+    drive.run_traced = play
     code.has_changed = is_edited

@@ -15,10 +15,10 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from eigensweep.workers.cluster.nodes import Amounts, Look, Node, RayPlace
+from eigensweep.workers.cluster.nodes import Amounts, ClusterSnapshot, Node, RayPlace
 
 AMOUNTS = {"CPU": 4.0, "memory": 8e9}
-LOOK = Look(
+LOOK = ClusterSnapshot(
     [Node("ab12", "here", True, Amounts.of(AMOUNTS), None)],
     [{"NodeID": "ab12", "Alive": True, "Resources": AMOUNTS}],
     may_change=False,

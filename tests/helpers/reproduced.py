@@ -20,7 +20,7 @@ from eigensweep.service.queue.reproductions import ReproductionHandler
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.store.checkpoints import Store, replicate_key
-from eigensweep.store.curves import CurvePoint
+from eigensweep.store.commits.curves import CurvePoint
 
 NAME = "nnrnn/figure-5b"
 """A suite with one experiment and no analysis."""

@@ -52,7 +52,7 @@ from eigensweep.search_spaces.reproductions import Measure, make_specs
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.store.checkpoints import Store, trial_key
-from eigensweep.store.curves import CurvePoint
+from eigensweep.store.commits.curves import CurvePoint
 
 LOW, HIGH = {0: 0.10, 1: 0.11, 2: 0.09}, {0: 0.30, 1: 0.32, 2: 0.29}
 NEAR = {0: 0.12, 1: 0.08, 2: 0.11}

@@ -16,7 +16,7 @@ from pydantic import SecretStr, ValidationError
 from starlette.testclient import TestClient
 
 from eigensweep.service.api.app import create_app
-from eigensweep.service.api.middleware import sessions
+from eigensweep.service.api.callers import sessions
 from eigensweep.service.queue.dispatcher import Dispatcher
 from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Mlflow, Settings

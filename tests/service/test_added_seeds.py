@@ -23,7 +23,7 @@ from eigensweep.service.api.app import create_app
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.store.checkpoints import Store, replicate_key
-from eigensweep.store.curves import CurvePoint
+from eigensweep.store.commits.curves import CurvePoint
 
 FIRST = 10
 """Seeds of the suite."""

@@ -36,8 +36,8 @@ from eigensweep.service.api.answers.schemas import (
     TrialSummary,
 )
 from eigensweep.service.api.app import create_app
+from eigensweep.service.api.callers.callers import Caller
 from eigensweep.service.api.comparison import Comparison, Effort
-from eigensweep.service.api.middleware.callers import Caller
 from eigensweep.service.api.middleware.limits import BodyLimits
 from eigensweep.service.api.routes import experiments
 from eigensweep.service.api.routes.analyses import AnalysisNow
@@ -45,8 +45,8 @@ from eigensweep.service.api.routes.reproductions import ReproductionNow
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.sql.database import engine
 from eigensweep.service.settings import Mlflow
-from eigensweep.store import disk_space
-from eigensweep.store.durable_files import StoreAwayError
+from eigensweep.store.places import disk_space
+from eigensweep.store.places.durable_files import StoreAwayError
 from eigensweep.tasks import TASKS
 
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1}

@@ -16,8 +16,8 @@ from helpers.reproduced import NAME, Reproducer, play_driver
 from pydantic import SecretStr
 from starlette.testclient import TestClient
 
-from eigensweep.client.answers import format_experiment
-from eigensweep.client.trial_table import TrialTable
+from eigensweep.client.answers.answers import format_experiment
+from eigensweep.client.answers.trial_table import TrialTable
 from eigensweep.protocol.messages import Takeover
 from eigensweep.results.seeds import summarise
 from eigensweep.results.trial_result import Source

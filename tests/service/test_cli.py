@@ -23,9 +23,9 @@ from rich.text import Text
 from typer.testing import CliRunner, Result
 
 from eigensweep.client import Client, connection
-from eigensweep.client.answers import Answer, describe_pareto
-from eigensweep.client.tables import Table
-from eigensweep.client.trial_table import TrialTable
+from eigensweep.client.answers.answers import Answer, describe_pareto
+from eigensweep.client.answers.tables import Table
+from eigensweep.client.answers.trial_table import TrialTable
 from eigensweep.command import quickstart, terminal
 from eigensweep.command.cli import app
 from eigensweep.search_spaces.labels import format_share

@@ -21,7 +21,7 @@ from eigensweep.service.queue.dispatcher import LauncherAwayError
 from eigensweep.workers.cluster import ray_cluster, served
 from eigensweep.workers.cluster.ray_cluster import RayCluster
 from eigensweep.workers.deaths import Death
-from eigensweep.workers.driver.zygote import DriverOrder
+from eigensweep.workers.driver.process.driver_order import DriverOrder
 
 OPTIONS = DriverOptions(storage="/s")
 HELPERS = Path(__file__).parents[1] / "helpers"

@@ -10,7 +10,7 @@ import pytest
 from pandas import read_csv
 from sqlalchemy import update
 
-from eigensweep.client.answers import Answer, describe_effort, describe_more_seeds
+from eigensweep.client.answers.answers import Answer, describe_effort, describe_more_seeds
 from eigensweep.results.seeds import summarise
 from eigensweep.results.statistics import compare_paired, holm
 from eigensweep.results.trial_result import ReplicateResult, Result

@@ -31,7 +31,7 @@ from eigensweep.command.cli import app
 from eigensweep.corpora import fetching
 from eigensweep.service.api.app import create_app
 from eigensweep.service.settings import Settings
-from eigensweep.store.durable_files import StorageError
+from eigensweep.store.places.durable_files import StorageError
 from eigensweep.tasks import cifar, corpora
 from eigensweep.tasks.corpora import FileGroup, KnownCorpus
 from eigensweep.tasks.corpus import Corpus, CorpusMissingError, Form, unpack

@@ -30,7 +30,7 @@ from eigensweep.service.queue.dispatcher import (
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.store.checkpoints import Store, replicate_key
-from eigensweep.store.folder_files import FolderFiles
+from eigensweep.store.places.folder_files import FolderFiles
 from eigensweep.workers.deaths import Death, explain
 
 OPTIONS = DriverOptions(storage="/storage")

@@ -19,16 +19,16 @@ from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
 from eigensweep.service.api.app import create_app
-from eigensweep.service.api.middleware import sessions
-from eigensweep.service.api.middleware.access import PUBLIC, PUBLIC_BELOW, Access
-from eigensweep.service.api.middleware.callers import (
+from eigensweep.service.api.callers import sessions
+from eigensweep.service.api.callers.callers import (
     ADMIN,
     READ,
     READING,
     find_scope,
     require_scopes,
 )
-from eigensweep.service.api.middleware.identity import PROXY_SECRET
+from eigensweep.service.api.callers.identity import PROXY_SECRET
+from eigensweep.service.api.middleware.access import PUBLIC, PUBLIC_BELOW, Access
 from eigensweep.service.api.mlflow.mlflow_proxy import PLACE
 from eigensweep.service.queue.dispatcher import Dispatcher
 from eigensweep.service.record.migrations import migrate

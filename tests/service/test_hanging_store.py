@@ -19,8 +19,8 @@ from eigensweep.service.api.routes import health, metrics
 from eigensweep.service.process.serve import THREADS
 from eigensweep.service.store_probe import StoreProbe
 from eigensweep.store.checkpoints import Store
-from eigensweep.store.durable_files import StoreAwayError
-from eigensweep.store.folder_files import FolderFiles
+from eigensweep.store.places.durable_files import StoreAwayError
+from eigensweep.store.places.folder_files import FolderFiles
 
 READS = ("names", "read", "open", "size")
 

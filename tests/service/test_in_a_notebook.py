@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from eigensweep.client import Client, Experiment, InputError, RefusedError
-from eigensweep.client.trial_table import TrialTable
+from eigensweep.client.answers.trial_table import TrialTable
 from eigensweep.command import cli, frame
 from eigensweep.results.seeds import summarise
 from eigensweep.search_spaces.space import Point
@@ -23,7 +23,7 @@ from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Settings
 from eigensweep.store.checkpoints import Store, trial_key
-from eigensweep.store.curves import CurvePoint
+from eigensweep.store.commits.curves import CurvePoint
 
 SPEC: dict[str, Any] = {
     "name": "two arms",

@@ -20,7 +20,7 @@ from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.users.accounts import Accounts
 from eigensweep.service.settings import Mlflow, Settings
-from eigensweep.store.curves import CurvePoint
+from eigensweep.store.commits.curves import CurvePoint
 from eigensweep.workers.tracking.mlflow_runs import RunContent, Runs
 
 API = "/mlflow/api/2.0/mlflow"

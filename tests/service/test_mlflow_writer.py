@@ -16,7 +16,7 @@ import pytest
 from mlflow import MlflowClient
 
 from eigensweep.service.process.mlflow_server import MlflowServer
-from eigensweep.store.curves import CurvePoint
+from eigensweep.store.commits.curves import CurvePoint
 from eigensweep.workers.tracking import run_writes
 from eigensweep.workers.tracking.mlflow_runs import AwayError, MlflowRefusedError, RunContent, Runs
 from eigensweep.workers.tracking.run_writes import PATH, RunWrite, next_request

@@ -8,7 +8,7 @@ import pytest
 from helpers.played import SPEC, open_trial, seed_result
 from starlette.testclient import TestClient
 
-from eigensweep.client.answers import Answer, describe_race
+from eigensweep.client.answers.answers import Answer, describe_race
 from eigensweep.results.seeds import summarise
 from eigensweep.service.record.ledger import RecordLedger
 

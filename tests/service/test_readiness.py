@@ -18,8 +18,8 @@ from sqlalchemy.exc import DBAPIError
 from eigensweep.service.api.routes import health
 from eigensweep.service.process.serve import THREADS
 from eigensweep.service.record.sql import database
-from eigensweep.store import disk_space
-from eigensweep.store.disk_space import explain_unwritable
+from eigensweep.store.places import disk_space
+from eigensweep.store.places.disk_space import explain_unwritable
 
 PAGE = 4096
 

@@ -26,9 +26,9 @@ from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.users.accounts import Accounts
-from eigensweep.store import corpora
 from eigensweep.store.checkpoints import Store, replicate_key, trial_key
-from eigensweep.store.thinning import thin_out
+from eigensweep.store.upkeep import corpora
+from eigensweep.store.upkeep.thinning import thin_out
 from eigensweep.training.attempt import Attempt
 from eigensweep.workers.driver.deletion import remove
 

@@ -10,7 +10,7 @@ from pydantic import SecretStr
 from starlette.testclient import TestClient
 
 from eigensweep.service.api.app import create_app
-from eigensweep.service.api.middleware.identity import PROXY_SECRET
+from eigensweep.service.api.callers.identity import PROXY_SECRET
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.users.accounts import Accounts
 from eigensweep.service.settings import Mlflow, Settings

@@ -13,11 +13,11 @@ from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.routes.metrics import _about_record
 from eigensweep.service.record.journal import spent_seconds
+from eigensweep.service.record.journal.usage import UserUsage, devices_of, sum_by_user
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.tables import ExperimentRow, TrialRow
-from eigensweep.service.record.users.usage import UserUsage, devices_of, sum_by_user
 from eigensweep.service.record.views.counts import count_all
 
 PLACE = Place("node7", 4711, "cpu")

@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 from eigensweep.command.cli import app as command_line
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.app import create_app
+from eigensweep.service.api.callers.identity import PROXY_SECRET
 from eigensweep.service.api.middleware import rates
-from eigensweep.service.api.middleware.identity import PROXY_SECRET
 from eigensweep.service.process.serve import _require_a_token
 from eigensweep.service.record.errors import ConflictError, NotAllowedError, QuotaExceededError
 from eigensweep.service.record.record import Record

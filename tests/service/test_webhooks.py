@@ -37,7 +37,7 @@ from eigensweep.service.record.record import Record
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.tables import JobRow
 from eigensweep.service.settings import Settings
-from eigensweep.service.webhook_rules import WebhookRefusedError, check_url, is_public
+from eigensweep.service.settings.webhook_rules import WebhookRefusedError, check_url, is_public
 
 HOST = "hooks.example.org"
 SECRET = "a-secret-of-the-lab"

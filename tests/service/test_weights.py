@@ -31,9 +31,9 @@ from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.settings import Settings
 from eigensweep.store.checkpoints import Store, pack, replicate_key, trial_key
-from eigensweep.store.kept_files import BEST
-from eigensweep.store.stored_checkpoints import PIECE
-from eigensweep.store.thinning import thin_out
+from eigensweep.store.commits.kept_files import BEST
+from eigensweep.store.commits.stored_checkpoints import PIECE
+from eigensweep.store.upkeep.thinning import thin_out
 from eigensweep.training.lanes.replicates import open_attempt
 from eigensweep.training.weights import NoWeightsError
 

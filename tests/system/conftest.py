@@ -29,7 +29,7 @@ PLUGINS = ROOT / "tests/plugins"
 PARTS = {
     "guard": "process/guard.py",
     "driver": "eigensweep::Driver",
-    "zygote": "driver.zygote ",
+    "zygote": "process.zygote ",
     "trial": "ray::Trial",
     "fork server": "processes.fork_server ",  # and what it has forked
     "raylet": "raylet/raylet ",

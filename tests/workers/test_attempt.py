@@ -35,9 +35,9 @@ from eigensweep.results.trial_result import Source
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.store.checkpoints import Store
-from eigensweep.store.head import StaleAttemptError
+from eigensweep.store.commits.head import StaleAttemptError
 from eigensweep.store.marks import pause_mark
-from eigensweep.store.thinning import thin_out
+from eigensweep.store.upkeep.thinning import thin_out
 from eigensweep.training.attempt import Attempt, cancel_mark
 
 
@@ -107,7 +107,7 @@ KEPT = {"training": {"steps": 20, "evaluate_every": 5, "spectra": True}}
 
 TRAINER = """
 import json, sys
-from eigensweep.store.head import StaleAttemptError
+from eigensweep.store.commits.head import StaleAttemptError
 from eigensweep.protocol.messages import Order
 from eigensweep.training.attempt import Attempt
 

@@ -21,12 +21,12 @@ import torch
 
 from eigensweep.store import spectrum_files
 from eigensweep.store.checkpoints import Store, pack
-from eigensweep.store.copies import copy_out
-from eigensweep.store.curves import CurvePoint, add_checksum
-from eigensweep.store.durable_files import DamagedError, StorageError
-from eigensweep.store.head import StaleAttemptError
-from eigensweep.store.heads import DAMAGED_HEAD, Heads
-from eigensweep.store.thinning import thin_out
+from eigensweep.store.commits.curves import CurvePoint, add_checksum
+from eigensweep.store.commits.head import StaleAttemptError
+from eigensweep.store.commits.heads import DAMAGED_HEAD, Heads
+from eigensweep.store.places.durable_files import DamagedError, StorageError
+from eigensweep.store.upkeep.copies import copy_out
+from eigensweep.store.upkeep.thinning import thin_out
 
 KEY = "e7/00012/0"
 

@@ -19,10 +19,10 @@ from eigensweep.protocol.messages import Order, Report
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.store.checkpoints import DAMAGED_CURVE, Store, replicate_key
-from eigensweep.store.curves import CHECKSUM, CurvePoint
-from eigensweep.store.durable_files import DamagedError, disk_failure
-from eigensweep.store.head import NewerStoreError
-from eigensweep.store.heads import DAMAGED_HEAD
+from eigensweep.store.commits.curves import CHECKSUM, CurvePoint
+from eigensweep.store.commits.head import NewerStoreError
+from eigensweep.store.commits.heads import DAMAGED_HEAD
+from eigensweep.store.places.durable_files import DamagedError, disk_failure
 from eigensweep.training.attempt import Attempt
 from eigensweep.workers.driver.tune.searcher import Recorder
 from eigensweep.workers.processes.runner import LOST, REPORT, Runner

@@ -18,7 +18,7 @@ from eigensweep.protocol.messages import EngineNeed, Report
 from eigensweep.results.trial_result import Result
 from eigensweep.training import devices
 from eigensweep.training.devices import DeviceError, find_crowding, try_out
-from eigensweep.training.lanes.register import EngineError
+from eigensweep.training.lanes.engine.register import EngineError
 from eigensweep.workers.processes import engine_actor as actor_module
 from eigensweep.workers.processes import runner, trial_process
 from eigensweep.workers.processes.engine_actor import EngineActor

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from eigensweep.workers.driver.digests import MOST_NEW, Digests, digest
+from eigensweep.workers.driver.search.digests import MOST_NEW, Digests, digest
 
 
 def test_digests_are_found_before_and_after_they_were_sorted_in():

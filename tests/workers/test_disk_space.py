@@ -14,8 +14,8 @@ from sweeps import COPYING, SCORNN
 
 from eigensweep.protocol.messages import DriverOptions
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.store import disk_space
-from eigensweep.store.disk_space import LOOK_SECONDS, DiskSpace, measure_free
+from eigensweep.store.places import disk_space
+from eigensweep.store.places.disk_space import LOOK_SECONDS, DiskSpace, measure_free
 from eigensweep.workers.driver.experiment import ExperimentDriver
 
 LEAST = 1000

@@ -18,10 +18,10 @@ from waiting import PATIENCE, wait_until
 
 from eigensweep.store.checkpoints import Store
 from eigensweep.store.marks import leave_mark
+from eigensweep.store.places.store_watch import StoreWatch
 from eigensweep.training.attempt import Attempt
 from eigensweep.workers.driver.nodes import capacity
 from eigensweep.workers.driver.nodes.draining import LOOK_SECONDS, Draining
-from eigensweep.workers.driver.store_watch import StoreWatch
 
 RAY = str(Path(sys.executable).parent / "ray")
 

@@ -26,7 +26,7 @@ from eigensweep.service.process.mlflow_server import MlflowServer
 from eigensweep.store.checkpoints import Store
 from eigensweep.workers.cluster.ray_cluster import ClusterError
 from eigensweep.workers.driver.experiment import run_experiment
-from eigensweep.workers.driver.failures import MOST_IN_A_ROW
+from eigensweep.workers.driver.nodes.failures import MOST_IN_A_ROW
 from eigensweep.workers.driver.summary.export import export_study
 
 SLOW = {"name": "toy_slow", "hidden_size": 4, "seconds": 0.02}

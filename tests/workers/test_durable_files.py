@@ -10,16 +10,16 @@ import sys
 
 import pytest
 
-from eigensweep.store import durable_files
 from eigensweep.store.checkpoints import Store
-from eigensweep.store.curves import CurvePoint
-from eigensweep.store.durable_files import StoreAwayError, disk_failure, hold_lock
-from eigensweep.store.folder_files import FolderFiles
+from eigensweep.store.commits.curves import CurvePoint
+from eigensweep.store.places import durable_files
+from eigensweep.store.places.durable_files import StoreAwayError, disk_failure, hold_lock
+from eigensweep.store.places.folder_files import FolderFiles
 
 HOLD = """
 import sys
 from pathlib import Path
-from eigensweep.store.durable_files import hold_lock
+from eigensweep.store.places.durable_files import hold_lock
 with hold_lock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

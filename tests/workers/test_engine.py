@@ -17,14 +17,14 @@ from toys import Line, Lines
 from eigensweep.models import MODELS
 from eigensweep.protocol.messages import EngineNeed
 from eigensweep.store.checkpoints import Store, replicate_key
-from eigensweep.store.durable_files import storage_error
-from eigensweep.store.head import StaleAttemptError
+from eigensweep.store.commits.head import StaleAttemptError
 from eigensweep.store.marks import cancel_mark, pause_mark
+from eigensweep.store.places.durable_files import storage_error
 from eigensweep.tasks import TASKS
 from eigensweep.training import attempt
 from eigensweep.training.attempt import Attempt
-from eigensweep.training.lanes.engine import Engine
-from eigensweep.training.lanes.register import EngineError
+from eigensweep.training.lanes.engine.engine import Engine
+from eigensweep.training.lanes.engine.register import EngineError
 
 
 @pytest.fixture(autouse=True)

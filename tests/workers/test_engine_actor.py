@@ -17,7 +17,7 @@ from ray.exceptions import ActorDiedError, GetTimeoutError
 from eigensweep.protocol.code import own_code
 from eigensweep.protocol.ledger import StaleWriteError
 from eigensweep.protocol.messages import EngineNeed, Order, Report
-from eigensweep.training.lanes.register import EngineError
+from eigensweep.training.lanes.engine.register import EngineError
 from eigensweep.workers.processes import engine_actor as module
 from eigensweep.workers.processes.engine_actor import EngineActor, EngineSlot, NoSlotError
 

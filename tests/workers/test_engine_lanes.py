@@ -21,7 +21,7 @@ from eigensweep.protocol.messages import Order, Report
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.store.checkpoints import Store
 from eigensweep.training.attempt import Attempt
-from eigensweep.training.lanes.engine import Engine
+from eigensweep.training.lanes.engine.engine import Engine
 
 SIZES = {"train_size": None, "valid_size": 50, "test_size": 50}
 

@@ -10,7 +10,7 @@ from sweeps import Bench, at, spec
 from eigensweep.protocol.messages import DriverOptions
 from eigensweep.results.trial_result import Result
 from eigensweep.workers.driver.experiment import ExperimentDriver
-from eigensweep.workers.driver.failures import MOST_HERE, MOST_IN_A_ROW, Failures
+from eigensweep.workers.driver.nodes.failures import MOST_HERE, MOST_IN_A_ROW, Failures
 
 BUG = "Traceback (most recent call last):\n  File 'lab.py', line 7\nKeyError: 'the bug'"
 

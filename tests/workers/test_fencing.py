@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from eigensweep.store.checkpoints import Store
-from eigensweep.store.curves import CurvePoint
-from eigensweep.store.heads import Heads
-from eigensweep.store.thinning import thin_out
+from eigensweep.store.commits.curves import CurvePoint
+from eigensweep.store.commits.heads import Heads
+from eigensweep.store.upkeep.thinning import thin_out
 
 KEY, TRIAL = "e7/00012/0", "e7/00012"
 
@@ -24,7 +24,7 @@ SLOW = """
 import builtins, os, signal, sys
 
 from tests_of_fencing import change
-from eigensweep.store.head import StaleAttemptError
+from eigensweep.store.commits.head import StaleAttemptError
 
 moments = stopped = 0
 root, opened = None, open

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from eigensweep.training.errors import is_of_the_device, is_out_of_memory
-from eigensweep.training.lanes import graphs
+from eigensweep.training.lanes.stacked import graphs
 
 ASSERTION = (
     'captures_underway.empty() INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator'

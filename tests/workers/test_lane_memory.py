@@ -11,7 +11,7 @@ import torch
 from lanes import build, config_of
 
 from eigensweep.training.errors import is_of_the_device, is_out_of_memory, let_go
-from eigensweep.training.lanes.group import Group
+from eigensweep.training.lanes.stacked.group import Group
 
 
 @contextmanager

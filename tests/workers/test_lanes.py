@@ -15,8 +15,7 @@ from toys import Text, to_exact
 
 from eigensweep.models import MODELS
 from eigensweep.tasks import TASKS, mnist, speech_frames, treebank
-from eigensweep.training.lanes.group import Group, explain_alone, shape_key
-from eigensweep.training.lanes.turns import LaneError
+from eigensweep.training.lanes.stacked.group import Group, LaneError, explain_alone, shape_key
 
 TRAINED = [name for name in MODELS if not name.startswith("constructed")]
 

@@ -11,7 +11,7 @@ from lanes import build, close, config_of, train_lanes
 
 from eigensweep.models import MODELS
 from eigensweep.search_spaces.trial import UpdateRule
-from eigensweep.training.lanes.group import Group
+from eigensweep.training.lanes.stacked.group import Group
 
 pytestmark = [
     pytest.mark.gpu,

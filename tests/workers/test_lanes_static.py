@@ -19,9 +19,9 @@ from toys import Text
 
 from eigensweep.models.recurrence.native import library
 from eigensweep.tasks import TASKS
-from eigensweep.training.lanes import graphs, scoring
-from eigensweep.training.lanes.group import Group
-from eigensweep.training.lanes.program import Program
+from eigensweep.training.lanes.stacked import graphs, scoring
+from eigensweep.training.lanes.stacked.group import Group
+from eigensweep.training.lanes.stacked.program import Program
 
 
 class NoCopies(TorchDispatchMode):

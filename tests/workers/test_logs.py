@@ -17,7 +17,7 @@ from orders import make_order
 from eigensweep.common import logs
 from eigensweep.protocol.code import ForeignCodeError
 from eigensweep.protocol.messages import Code, DriverOptions, Order
-from eigensweep.workers.driver import process
+from eigensweep.workers.driver.process import drive
 from eigensweep.workers.processes import runner
 
 Read = Callable[[], list[dict[str, Any]]]
@@ -120,7 +120,7 @@ def test_a_driver_logs_as_told_and_names_unknown_variables(
     logging.getLogger().handlers.clear()  # a fresh process has none
     options = DriverOptions(storage="/storage", log_format="json")
     with logs.about("e1"):
-        process.begin_driver(options)
+        drive.begin_driver(options)
 
     lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
     (line,) = (each for each in lines if "EIGENSWEEP_RETRYS" in each["message"])

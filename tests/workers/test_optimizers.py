@@ -17,8 +17,8 @@ from torch import nn
 
 from eigensweep.models.base import ParamGroup
 from eigensweep.search_spaces.trial import OptimizerConfig, UpdateRule
-from eigensweep.training import plain_optimizers
-from eigensweep.training.optimizers import Optimizers
+from eigensweep.training.optimizers import plain_optimizers
+from eigensweep.training.optimizers.optimizers import Optimizers
 
 KINDS = get_args(UpdateRule)
 
@@ -287,7 +287,7 @@ def test_no_update_rule_loads_pytorchs_slow_compiler():
 import sys
 from test_optimizers import TwoGroups, UpdateRule, get_args
 from eigensweep.search_spaces.trial import OptimizerConfig
-from eigensweep.training.optimizers import Optimizers
+from eigensweep.training.optimizers.optimizers import Optimizers
 import torch
 for name in get_args(UpdateRule):
     model = TwoGroups()

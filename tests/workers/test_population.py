@@ -20,7 +20,7 @@ from eigensweep.search_spaces.parameters import Choice, Integer, Real
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.store.checkpoints import Store
-from eigensweep.store.durable_files import StorageError
+from eigensweep.store.places.durable_files import StorageError
 from eigensweep.training.attempt import Attempt
 from eigensweep.workers.driver.experiment import take_over
 from eigensweep.workers.driver.search.population import change, choose_sources

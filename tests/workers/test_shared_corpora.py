@@ -14,16 +14,16 @@ from orders import make_order
 from sweeps import SCORNN
 
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.store import corpora
 from eigensweep.store.checkpoints import Store
-from eigensweep.store.corpora import DamagedArchiveError
-from eigensweep.store.durable_files import StoreAwayError, disk_failure
-from eigensweep.store.folder_files import FolderFiles
+from eigensweep.store.places.durable_files import StoreAwayError, disk_failure
+from eigensweep.store.places.folder_files import FolderFiles
+from eigensweep.store.upkeep import corpora
+from eigensweep.store.upkeep.corpora import DamagedArchiveError
 from eigensweep.tasks import TASKS
 from eigensweep.tasks.corpus import CorpusMissingError
 from eigensweep.tasks.speech_corpora import MANIFEST
 from eigensweep.training.attempt import Attempt
-from eigensweep.training.lanes.engine import Engine
+from eigensweep.training.lanes.engine.engine import Engine
 from eigensweep.workers.driver.deletion import remove
 from eigensweep.workers.driver.nodes.corpora import SharedCorpora
 

@@ -24,8 +24,8 @@ from eigensweep.protocol.patience import OWN_PACE, STALL_SECONDS, START_SECONDS
 from eigensweep.protocol.states import INSTRUCTIVE, OUTCOMES
 from eigensweep.results.ranking import RANKED
 from eigensweep.store.checkpoints import Progress, Store
-from eigensweep.store.curves import CurvePoint
-from eigensweep.store.durable_files import StorageError
+from eigensweep.store.commits.curves import CurvePoint
+from eigensweep.store.places.durable_files import StorageError
 from eigensweep.workers.driver.stalls import Stall, StallWatch, read_progress
 from eigensweep.workers.driver.tune.searcher import Recorder
 

@@ -21,12 +21,12 @@ from eigensweep.protocol.messages import Report
 from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.store import store_markers
 from eigensweep.store.checkpoints import Store
-from eigensweep.store.durable_files import StoreAwayError, disk_failure
+from eigensweep.store.places.durable_files import StoreAwayError, disk_failure
+from eigensweep.store.places.store_watch import StoreWatch
+from eigensweep.store.upkeep import store_markers
+from eigensweep.store.upkeep.store_markers import LOOK_SECONDS, StoreMarker, find_missing_commit
 from eigensweep.training.attempt import Attempt
-from eigensweep.workers.driver.store_marker import LOOK_SECONDS, StoreMarker, find_missing_commit
-from eigensweep.workers.driver.store_watch import StoreWatch
 from eigensweep.workers.driver.tune.searcher import Recorder
 from eigensweep.workers.processes.runner import LOST, REPORT, Runner
 

@@ -23,17 +23,17 @@ from sweeps import spec
 from eigensweep.protocol.messages import DriverOptions, Report
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.store.checkpoints import Store
-from eigensweep.store.durable_files import (
+from eigensweep.store.marks import pause_mark
+from eigensweep.store.places import store_watch
+from eigensweep.store.places.durable_files import (
     StorageError,
     StoreAwayError,
     StoreKeysError,
     disk_failure,
 )
-from eigensweep.store.marks import pause_mark
+from eigensweep.store.places.store_watch import FIRST_PAUSE, LONGEST_PAUSE, StoreWatch
 from eigensweep.workers.deaths import explain
-from eigensweep.workers.driver import store_watch
 from eigensweep.workers.driver.experiment import ExperimentDriver
-from eigensweep.workers.driver.store_watch import FIRST_PAUSE, LONGEST_PAUSE, StoreWatch
 from eigensweep.workers.driver.tune import stopping
 from eigensweep.workers.processes.runner import LOST, REPORT, Runner
 

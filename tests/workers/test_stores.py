@@ -27,21 +27,22 @@ from sweeps import spec
 from eigensweep.protocol.messages import DriverOptions
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.store import spectrum_files, store_markers
+from eigensweep.store import spectrum_files
 from eigensweep.store.checkpoints import Store
-from eigensweep.store.curves import CurvePoint
-from eigensweep.store.disk_use import measure_store
-from eigensweep.store.durable_files import StoreAwayError, disk_failure
-from eigensweep.store.files import is_url, open_files, try_out
-from eigensweep.store.head import StaleAttemptError
-from eigensweep.store.kept_files import BEST
+from eigensweep.store.commits.curves import CurvePoint
+from eigensweep.store.commits.head import StaleAttemptError
+from eigensweep.store.commits.kept_files import BEST
 from eigensweep.store.marks import cancel_mark, pause_mark
-from eigensweep.store.object_files import ObjectFiles
-from eigensweep.store.thinning import thin_out
+from eigensweep.store.places.disk_use import measure_store
+from eigensweep.store.places.durable_files import StoreAwayError, disk_failure
+from eigensweep.store.places.files import is_url, open_files, try_out
+from eigensweep.store.places.object_files import ObjectFiles
+from eigensweep.store.places.store_watch import StoreWatch
+from eigensweep.store.upkeep import store_markers
+from eigensweep.store.upkeep.thinning import thin_out
 from eigensweep.training.attempt import Attempt
 from eigensweep.workers.driver.deletion import remove
 from eigensweep.workers.driver.experiment import ExperimentDriver
-from eigensweep.workers.driver.store_watch import StoreWatch
 from eigensweep.workers.driver.tune import stopping
 from eigensweep.workers.driver.tune.stopping import StopReason
 

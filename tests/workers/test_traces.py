@@ -33,8 +33,8 @@ from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Settings
 from eigensweep.workers.driver import experiment as driver
-from eigensweep.workers.driver import process
-from eigensweep.workers.driver.zygote import DriverOrder
+from eigensweep.workers.driver.process import drive
+from eigensweep.workers.driver.process.driver_order import DriverOrder
 from eigensweep.workers.processes import runner
 from eigensweep.workers.processes.runner import Runner
 
@@ -123,7 +123,7 @@ def test_one_trace_leads_from_the_caller_to_each_evaluation(
     post(dispatcher, tmp_path)
     dispatcher.tick()
     (options,) = launcher.told
-    process.run_traced(DriverOrder("e1", {}, None, options, ""))  # type: ignore[arg-type]
+    drive.run_traced(DriverOrder("e1", {}, None, options, ""))  # type: ignore[arg-type]
 
     ended = {span.context.span_id: span for span in spans.get_finished_spans()}
     by_name: dict[str, list[Any]] = {}
@@ -265,6 +265,6 @@ def test_a_driver_sends_its_spans_before_it_is_over(monkeypatch):
     monkeypatch.setattr(driver, "run_experiment", lambda *_: done.append("run"))
     monkeypatch.setattr(traces, "flush", lambda: done.append("flush"))
     options = DriverOptions(storage="/s")
-    process.run_traced(DriverOrder("e1", {}, None, options, ""))  # type: ignore[arg-type]
+    drive.run_traced(DriverOrder("e1", {}, None, options, ""))  # type: ignore[arg-type]
 
     assert done == ["run", "flush"]

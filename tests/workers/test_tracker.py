@@ -19,8 +19,8 @@ from eigensweep.results.seeds import summarise
 from eigensweep.results.trial_result import ReplicateResult, Result, Source
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.store.checkpoints import Store
-from eigensweep.store.curves import CurvePoint
-from eigensweep.store.kept_files import BEST
+from eigensweep.store.commits.curves import CurvePoint
+from eigensweep.store.commits.kept_files import BEST
 from eigensweep.workers.driver.experiment import ExperimentDriver
 from eigensweep.workers.tracking import tracker as tracking
 from eigensweep.workers.tracking.mlflow_runs import AwayError, MlflowRefusedError, RunContent, _ask

@@ -10,7 +10,7 @@ from orders import make_order
 from ray.tune.result import STDERR_FILE, STDOUT_FILE, TRIAL_INFO
 
 from eigensweep.protocol.code import ForeignCodeError
-from eigensweep.store.durable_files import storage_error
+from eigensweep.store.places.durable_files import storage_error
 from eigensweep.tasks.corpus import CorpusMissingError
 from eigensweep.workers.driver.tune.trainable import give_order_alone, request_place
 from eigensweep.workers.processes import runner

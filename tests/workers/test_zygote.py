@@ -16,7 +16,7 @@ from eigensweep.protocol.messages import DriverOptions
 from eigensweep.workers.cluster import drivers as module
 from eigensweep.workers.cluster.drivers import UNSEEN, DriverProcess, Drivers
 from eigensweep.workers.deaths import Death
-from eigensweep.workers.driver.zygote import DriverOrder
+from eigensweep.workers.driver.process.driver_order import DriverOrder
 
 TESTS = Path(__file__).parents[1]
 Launch = Callable[..., DriverProcess]

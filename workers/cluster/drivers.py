@@ -1,7 +1,8 @@
 """The drivers of a service, as its process sees them: it has them forked, and learns their ends.
 
 Runs in the service's process, without Ray. Drivers outlive it and their zygote
-(`workers/driver/zygote.py`). One that dies, hangs or has older code than the disk is replaced.
+(`workers/driver/process/zygote.py`). One that dies, hangs or has older code than the disk is
+replaced.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from eigensweep.workers.deaths import Death
-from eigensweep.workers.driver.zygote import DriverOrder, Request
+from eigensweep.workers.driver.process.driver_order import DriverOrder, Request
 
 logger = logging.getLogger(__name__)
 
-PROGRAM: Final = "eigensweep.workers.driver.zygote"
+PROGRAM: Final = "eigensweep.workers.driver.process.zygote"
 DRIVER_BYTES: Final = 60 * 10**6
 """Memory that a driver holds beyond what it shares with its zygote."""
 LOADING_SECONDS: Final = 300.0

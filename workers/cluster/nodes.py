@@ -65,7 +65,7 @@ class RayPlace:
 
 
 @dataclass(frozen=True)
-class Look:
+class ClusterSnapshot:
     """A snapshot of a cluster."""
 
     nodes: list[Node]

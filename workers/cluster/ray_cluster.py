@@ -21,9 +21,9 @@ from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
 from eigensweep.common.private_folders import UnsafeFolderError
 from eigensweep.workers.cluster import heartbeat
-from eigensweep.workers.cluster.nodes import Look, Node, RayPlace, read_nodes
+from eigensweep.workers.cluster.nodes import ClusterSnapshot, Node, RayPlace, read_nodes
 from eigensweep.workers.cluster.ray_folder import RayFolder
-from eigensweep.workers.driver.ray_job import EXPERIMENT, connect
+from eigensweep.workers.driver.process.ray_job import EXPERIMENT, connect
 from eigensweep.workers.ray_nodes import list_nodes
 
 logger = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ class RayCluster:
         logs = Path(self._addresses["session_dir"]) / "logs"
         return RayPlace(self._addresses["gcs_address"], str(logs))
 
-    def look(self) -> Look:
+    def look(self) -> ClusterSnapshot:
         """Return what there is to see of the cluster now. Waits for Ray's head, however long.
 
         The nodes of a cluster that was joined come and go; our own node stays as it is.
@@ -129,7 +129,7 @@ class RayCluster:
         quiet = heartbeat.find_silent(places.values())
         silent = {id for id, place in places.items() if place in quiet}
         here = ray.get_runtime_context().get_node_id()
-        return Look(
+        return ClusterSnapshot(
             self.list_nodes(silent),
             living,
             may_change=self._folder is None,

@@ -17,7 +17,7 @@ import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from eigensweep.store.checkpoints import Store
-from eigensweep.store.durable_files import StorageError, StoreAwayError
+from eigensweep.store.places.durable_files import StorageError, StoreAwayError
 from eigensweep.workers.cluster.ray_cluster import RayCluster
 from eigensweep.workers.ray_nodes import list_nodes
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import sys
 
-from eigensweep.store import corpora
 from eigensweep.store.checkpoints import Store
+from eigensweep.store.upkeep import corpora
 from eigensweep.workers.tracking.mlflow_runs import Runs
 
 

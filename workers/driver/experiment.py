@@ -42,8 +42,10 @@ from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.store.checkpoints import Store, replicate_key
-from eigensweep.store.disk_space import DiskSpace
-from eigensweep.store.files import is_url
+from eigensweep.store.places.disk_space import DiskSpace
+from eigensweep.store.places.files import is_url
+from eigensweep.store.places.store_watch import StoreWatch
+from eigensweep.store.upkeep.store_markers import StoreMarker, find_missing_commit
 from eigensweep.training.memory import unshared_bytes
 from eigensweep.workers.driver.nodes import capacity
 from eigensweep.workers.driver.nodes.cordons import Cordons
@@ -56,8 +58,6 @@ from eigensweep.workers.driver.nodes.lanes import choose_lanes
 from eigensweep.workers.driver.search.leaders import config_to_train
 from eigensweep.workers.driver.search.study import Study
 from eigensweep.workers.driver.stalls import StallWatch, read_progress
-from eigensweep.workers.driver.store_marker import StoreMarker, find_missing_commit
-from eigensweep.workers.driver.store_watch import StoreWatch
 from eigensweep.workers.driver.summary.report import write_report
 from eigensweep.workers.driver.sweep import Job, Sweep
 from eigensweep.workers.driver.tune.schedulers import Past, make_scheduler

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from eigensweep.protocol.ledger import TrialEntry
 from eigensweep.protocol.patience import START_SECONDS, patience_with
 from eigensweep.store.checkpoints import Progress, Store, replicate_key
-from eigensweep.store.durable_files import DamagedError, StorageError
+from eigensweep.store.places.durable_files import DamagedError, StorageError
 
 logger = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig, find_code
 from eigensweep.search_spaces.warm_start import find_point
-from eigensweep.store.durable_files import StorageError
+from eigensweep.store.places.durable_files import StorageError
 from eigensweep.workers.driver.entries import Entries
 from eigensweep.workers.driver.nodes.cordons import LONGEST_LEAVE, Cordons
 from eigensweep.workers.driver.nodes.losses import LONGEST_REST, Losses

@@ -29,12 +29,12 @@ from eigensweep.common.logs import LogFormat
 from eigensweep.protocol.code import check_code
 from eigensweep.protocol.messages import Code, EngineNeed, LostBy, Order, Place, Report
 from eigensweep.protocol.patience import START_SECONDS, patience_with
-from eigensweep.store.durable_files import disk_failure
+from eigensweep.store.places.durable_files import disk_failure
 from eigensweep.training.devices import DeviceError, see_only, try_out
 from eigensweep.workers.ray_nodes import list_nodes
 
 if TYPE_CHECKING:
-    from eigensweep.training.lanes.engine import Engine
+    from eigensweep.training.lanes.engine.engine import Engine
 
 logger = logging.getLogger(__name__)
 
@@ -184,7 +184,7 @@ class EngineActor:
         check_code(self._code)
         import torch
 
-        from eigensweep.training.lanes.engine import Engine
+        from eigensweep.training.lanes.engine.engine import Engine
 
         threads = max(1, int(self._need.cpus))
         torch.set_num_threads(threads)
@@ -197,7 +197,7 @@ class EngineActor:
         """Ask the engine; if it cannot go on, that is a report, too."""
         from eigensweep.tasks.corpus import CorpusMissingError
         from eigensweep.training.errors import is_of_the_device
-        from eigensweep.training.lanes.register import EngineError
+        from eigensweep.training.lanes.engine.register import EngineError
 
         assert self._engine is not None
         try:

@@ -24,7 +24,7 @@ from eigensweep.search_spaces.single_trial import read_trial
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.store import spectrum_files
 from eigensweep.store.checkpoints import Store
-from eigensweep.store.curves import CurvePoint
+from eigensweep.store.commits.curves import CurvePoint
 from eigensweep.training.lanes.replicates import gains_by_lanes
 from eigensweep.training.training import Training, set_up_thread
 from eigensweep.training.weights import KeptWeights, NoWeightsError
@@ -254,7 +254,7 @@ class _Replicate:
 
 def _train_side_by_side(replicates: Sequence[_Replicate]) -> None:
     """Train all replicates to the end, as lanes of one group."""
-    from eigensweep.training.lanes.group import Group  # loads what most configs never need
+    from eigensweep.training.lanes.stacked.group import Group  # loads what most configs never need
 
     behind = [each for each in replicates if not each.training.is_finished]
     if behind:

@@ -19,9 +19,9 @@ from eigensweep.common import logs, traces
 from eigensweep.protocol.code import ForeignCodeError, check_build, check_code
 from eigensweep.protocol.ledger import StaleWriteError
 from eigensweep.protocol.messages import Order, Place, Report
-from eigensweep.store import store_markers
 from eigensweep.store.checkpoints import Store
-from eigensweep.store.durable_files import disk_failure
+from eigensweep.store.places.durable_files import disk_failure
+from eigensweep.store.upkeep import store_markers
 from eigensweep.training import memory_limit
 from eigensweep.training.devices import DeviceError, find_crowding, try_out
 from eigensweep.training.memory_limit import MemoryWatch

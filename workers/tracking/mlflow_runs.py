@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from eigensweep.store.curves import CurvePoint
+from eigensweep.store.commits.curves import CurvePoint
 from eigensweep.workers.tracking.run_writes import PATH, RunWrite, is_kept_by_server, next_request
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ BUDGET, SIZE = "model.parameters", "model.hidden_size"
 
 
 @dataclass(frozen=True)
-class Subject:
+class TrackedExperiment:
     """The experiment that is tracked."""
 
     id: str
@@ -82,11 +82,13 @@ class Subject:
         return own
 
 
-def make_subject(experiment: str, spec: ExperimentSpec, better: Better, owner: str) -> Subject:
+def make_subject(
+    experiment: str, spec: ExperimentSpec, better: Better, owner: str
+) -> TrackedExperiment:
     """Return how MLflow describes the experiment, with the versions that run it here."""
     space = spec.space()
     axes = {arm: tuple(space.axes(arm)) for arm in space.arms}
-    return Subject(
+    return TrackedExperiment(
         id=experiment,
         name=spec.name,
         project=spec.project,

@@ -27,9 +27,9 @@ from eigensweep.protocol.states import ExperimentEnd
 from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.results.trial_result import Measures, Metrics, Result, Source, find_ratio
 from eigensweep.store.checkpoints import Store, replicate_key
-from eigensweep.store.curves import CurvePoint
-from eigensweep.store.durable_files import DamagedError, StorageError
-from eigensweep.store.kept_files import BEST
+from eigensweep.store.commits.curves import CurvePoint
+from eigensweep.store.commits.kept_files import BEST
+from eigensweep.store.places.durable_files import DamagedError, StorageError
 from eigensweep.workers.tracking.mlflow_runs import (
     ERROR,
     LONGEST_PARAM,
@@ -39,7 +39,7 @@ from eigensweep.workers.tracking.mlflow_runs import (
     RunContent,
     Runs,
 )
-from eigensweep.workers.tracking.subject import Subject
+from eigensweep.workers.tracking.subject import TrackedExperiment
 from eigensweep.workers.tracking.view import make_view
 
 logger = logging.getLogger(__name__)
@@ -150,7 +150,9 @@ class _Trouble:
 class Tracker:
     """Delivers trials to MLflow as they change, until `close` and then until all is delivered."""
 
-    def __init__(self, uri: str, subject: Subject, ledger: DeliveryLedger, storage: str) -> None:
+    def __init__(
+        self, uri: str, subject: TrackedExperiment, ledger: DeliveryLedger, storage: str
+    ) -> None:
         self._uri, self._subject, self._ledger = uri, subject, ledger
         self._store = Store(storage)
         self._runs: Runs | None = None

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.workers.tracking.mlflow_runs import LONGEST_TAG
-from eigensweep.workers.tracking.subject import Subject
+from eigensweep.workers.tracking.subject import TrackedExperiment
 
 FIRST_METRICS = (OBJECTIVE, "baseline_ratio", "n", f"{OBJECTIVE}/low", f"{OBJECTIVE}/high")
 """The first columns after what the search varies."""
@@ -29,7 +29,7 @@ MOST_ARMS = 6
 """Arms that have a chart of their own."""
 
 
-def make_view(subject: Subject) -> str:
+def make_view(subject: TrackedExperiment) -> str:
     """Return the state of the page as MLflow stores it."""
     columns = [f"params.`{path}`" for path in subject.all_axes]
     columns += [f"metrics.`{name}`" for name in FIRST_METRICS]
@@ -51,7 +51,7 @@ def make_view(subject: Subject) -> str:
     return "deflate;" + base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
-def _charts(subject: Subject) -> list[dict[str, object]]:
+def _charts(subject: TrackedExperiment) -> list[dict[str, object]]:
     curves = f"valid/{subject.metric}"
     charts = [
         _chart("LINE", curves, metricKey=curves, selectedMetricKeys=[curves])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from eigensweep.search_spaces.memory import list_extremes
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.training.lanes.group import explain_alone
+from eigensweep.training.lanes.stacked.group import explain_alone
 
 
 def explain_arms_alone(spec: ExperimentSpec) -> dict[str, str]:

@@ -56,7 +56,9 @@ class AttemptInLanes(Attempt):
             NoLongerWanted: if the experiment was cancelled.
             Paused: if it was paused; all that was trained is committed.
         """
-        from eigensweep.training.lanes.group import Group  # loads what most trials never need
+        from eigensweep.training.lanes.stacked.group import (
+            Group,  # loads what most trials never need
+        )
 
         behind = [r for r in self.replicates if not r.has_come_to(rung)]
         if behind:
@@ -110,6 +112,6 @@ def gains_by_lanes(config: TrialConfig, device: str) -> bool:
         and task.sequence_length * task.batch_size * n * n <= MOST_WORK
     ):
         return False
-    from eigensweep.training.lanes.group import explain_alone
+    from eigensweep.training.lanes.stacked.group import explain_alone
 
     return explain_alone(config) is None

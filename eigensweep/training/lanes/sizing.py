@@ -25,9 +25,9 @@ import torch
 from eigensweep.models.recurrence.cuda import kernels, scan
 from eigensweep.protocol.code import own_code
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.store.durable_files import write_whole
+from eigensweep.store.places.durable_files import write_whole
 from eigensweep.training.errors import is_out_of_memory
-from eigensweep.training.lanes.group import Group, explain_alone, shape_key
+from eigensweep.training.lanes.stacked.group import Group, explain_alone, shape_key
 from eigensweep.training.training import Training
 
 logger = logging.getLogger(__name__)

@@ -40,7 +40,7 @@ from eigensweep.service.record.errors import (
     ScopeError,
 )
 from eigensweep.service.record.sql.database import WrongSchemaError, is_away, is_damaged
-from eigensweep.store.durable_files import StorageError
+from eigensweep.store.places.durable_files import StorageError
 
 logger = logging.getLogger(__name__)
 

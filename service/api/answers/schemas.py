@@ -22,8 +22,8 @@ from eigensweep.results.trial_result import Metrics, summarize_stored
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.preview import ArmMemory
 from eigensweep.service.record.journal import spent_seconds
+from eigensweep.service.record.journal.usage import UserUsage
 from eigensweep.service.record.sql.tables import AttemptRow, ExperimentRow, PlaceJson, TrialRow
-from eigensweep.service.record.users.usage import UserUsage
 from eigensweep.service.record.views.progress import compute_progress
 from eigensweep.service.record.views.queries import ExperimentRecord, StoredTrial, TrialRecord
 

@@ -1,1 +1,1 @@
-"""What each request passes before a route: identity, scopes, rates, limits, headers."""
+"""What each request passes before a route: scopes, rates, limits, headers, the way to sign in."""

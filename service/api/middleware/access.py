@@ -23,17 +23,18 @@ from eigensweep.service.api.answers import writers
 from eigensweep.service.api.answers.errors import answer_error, problem
 from eigensweep.service.api.answers.shared_answers import SingleFlight
 from eigensweep.service.api.answers.writers import BusyError
-from eigensweep.service.api.middleware import sessions
-from eigensweep.service.api.middleware.callers import READING, Caller
-from eigensweep.service.api.middleware.identity import Identity, UnknownCallerError
+from eigensweep.service.api.callers.callers import READING, Caller
+from eigensweep.service.api.callers.identity import Identity, UnknownCallerError
+from eigensweep.service.api.callers.sessions import Sessions
+from eigensweep.service.api.middleware import sign_in
 from eigensweep.service.api.middleware.page_headers import asks_for_page
 from eigensweep.service.api.middleware.rates import Rates
 from eigensweep.service.record.users.audit import Audit
-from eigensweep.store.durable_files import StorageError
+from eigensweep.store.places.durable_files import StorageError
 
 logger = logging.getLogger(__name__)
 
-PUBLIC: Final = frozenset(("/healthz", "/readyz", sessions.PLACE, sessions.END))
+PUBLIC: Final = frozenset(("/healthz", "/readyz", sign_in.PLACE, sign_in.END))
 """What answers everybody; `/readyz` tells strangers no details."""
 PUBLIC_BELOW: Final = ("/static/",)
 """Folders of files that are the same everywhere."""
@@ -52,7 +53,7 @@ class Access:
         self,
         app: ASGIApp,
         identity: Identity,
-        session_keeper: sessions.Sessions,
+        session_keeper: Sessions,
         rates: Rates,
         audit: Audit,
     ) -> None:
@@ -85,7 +86,7 @@ class Access:
         if refusal is not None:
             return refusal
         path = request.url.path
-        if path in (sessions.PLACE, sessions.END):
+        if path in (sign_in.PLACE, sign_in.END):
             return await self._answer_session(request)
         if path == "/readyz":
             await self._look_who_asks(request)
@@ -125,7 +126,7 @@ class Access:
             if asks_for_page(request.scope):
                 request.state.told = str(error)
                 place = request.url.replace(scheme="", netloc="", fragment="")
-                return sessions.ask_to_sign_in(place=str(place))
+                return sign_in.ask_to_sign_in(place=str(place))
             return _refuse(request, 401, str(error), {"WWW-Authenticate": "Bearer"})
         request.state.caller = caller
         if (pause := self._rates.count(caller.user, caller.token or "", address)) is not None:
@@ -138,24 +139,24 @@ class Access:
             return None  # there is nothing to sign in to
         path, method = request.url.path, request.method
         try:
-            if (path, method) == (sessions.PLACE, "POST"):
+            if (path, method) == (sign_in.PLACE, "POST"):
                 return await self._sign_in(request)
-            if (path, method) == (sessions.END, "POST"):
+            if (path, method) == (sign_in.END, "POST"):
                 return await self._sign_out(request)
         except StorageError as error:
             return problem(503, str(error), headers={"Retry-After": "5"})
-        if path == sessions.END or method not in ("GET", "HEAD"):
-            takes = "POST" if path == sessions.END else "GET, HEAD, POST"
+        if path == sign_in.END or method not in ("GET", "HEAD"):
+            takes = "POST" if path == sign_in.END else "GET, HEAD, POST"
             words = f"{path} does not take {method}; it takes {takes}"
             return problem(405, words, headers={"Allow": takes})
         await self._look_who_asks(request)
         if request.state.caller is not None:
             return RedirectResponse("/", 303)
-        return sessions.ask_to_sign_in("You are signed out.", 200)
+        return sign_in.ask_to_sign_in("You are signed out.", 200)
 
     async def _sign_in(self, request: Request) -> Response:
         """Return a session to who sends a token, and lead back to the page where the form was."""
-        token, place = await sessions.read_form(request)
+        token, place = await sign_in.read_form(request)
         address = self._find_address(request)
         if (pause := self._rates.find_pause(address or "")) is not None:
             return _refuse_for(request, pause, "wrong tokens came from your address too often")
@@ -164,19 +165,17 @@ class Access:
         except UnknownCallerError as error:
             self._rates.count_failure(address or "")
             request.state.told = str(error)
-            return sessions.ask_to_sign_in(str(error), place=place)
+            return sign_in.ask_to_sign_in(str(error), place=place)
         request.state.caller = Caller(grant.user, grant.scope, grant.token_id, address)
         request.state.told = "signed in"
-        return sessions.lead_back(
-            request, place, self._sessions.begin(grant.token_id, grant.digest)
-        )
+        return sign_in.lead_back(request, place, self._sessions.begin(grant.token_id, grant.digest))
 
     async def _sign_out(self, request: Request) -> Response:
         """End the browser's session here and there, and lead to the page that says so."""
         await self._look_who_asks(request)
         await run_in_threadpool(self._identity.end_session, request.headers)
         request.state.told = "signed out"
-        return sessions.lead_out()
+        return sign_in.lead_out()
 
     async def _look_who_asks(self, request: Request) -> None:
         """Set the caller of a request that needs none."""

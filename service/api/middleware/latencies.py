@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute, Mount
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from eigensweep.common import traces
-from eigensweep.service.api.middleware.callers import READING
+from eigensweep.service.api.callers.callers import READING
 from eigensweep.service.counters import HTTP_SECONDS
 
 METHODS: Final = frozenset(("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"))

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from eigensweep.search_spaces.spec_text import TextError, read_text, refuse_double_keys
 from eigensweep.service.api.answers.errors import ProblemItem, answer_error, problem
-from eigensweep.service.api.middleware.callers import READING, FindScope, require, tell_audit
+from eigensweep.service.api.callers.callers import READING, FindScope, require, tell_audit
 from eigensweep.service.record.errors import ScopeError
 
 LARGEST_BODY: Final = 1024 * 1024

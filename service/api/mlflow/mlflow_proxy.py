@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from eigensweep.service.api.answers.errors import ProblemItem, answer_error, problem
-from eigensweep.service.api.middleware.callers import READING, Caller, require, tell_audit
+from eigensweep.service.api.callers.callers import READING, Caller, require, tell_audit
 from eigensweep.service.api.mlflow import mlflow_requests
 from eigensweep.service.record.errors import NotAllowedError
 from eigensweep.service.record.record import Record

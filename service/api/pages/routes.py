@@ -34,8 +34,8 @@ from eigensweep.search_spaces.presets import load_preset
 from eigensweep.search_spaces.reproductions import BUDGETS
 from eigensweep.service.api.answers.errors import STATUS, answer_error
 from eigensweep.service.api.answers.schemas import Asked, Metric, TrialNow, TrialSummary
-from eigensweep.service.api.middleware.callers import Caller, Reader, Submitter
-from eigensweep.service.api.middleware.identity import PROXY
+from eigensweep.service.api.callers.callers import Caller, Reader, Submitter
+from eigensweep.service.api.callers.identity import PROXY
 from eigensweep.service.api.middleware.page_headers import PAGE_HEADERS, asks_for_page
 from eigensweep.service.api.pages.fields import write_fields
 from eigensweep.service.api.pages.formats import FILTERS, show_number

@@ -14,12 +14,12 @@ from eigensweep.service.api.answers.errors import answer_errors, describe_errors
 from eigensweep.service.api.answers.paging import cut, decode
 from eigensweep.service.api.answers.schemas import AnswerModel, Asked, Page, PageAsked, UsageNow
 from eigensweep.service.api.answers.written import ServiceRoute
-from eigensweep.service.api.middleware.callers import ADMIN, AsOperator, Reader, tell_audit
+from eigensweep.service.api.callers.callers import ADMIN, AsOperator, Reader, tell_audit
 from eigensweep.service.api.parts import TheService
+from eigensweep.service.record.journal.usage import sum_by_user
 from eigensweep.service.record.sql.tables import OPERATOR
 from eigensweep.service.record.users import accounts
 from eigensweep.service.record.users.audit import Audit, AuditNow
-from eigensweep.service.record.users.usage import sum_by_user
 from eigensweep.service.settings import Settings
 
 router = APIRouter(tags=["access"], route_class=ServiceRoute)

@@ -18,7 +18,7 @@ from eigensweep.service.api.answers.errors import NotInCatalogueError, describe_
 from eigensweep.service.api.answers.paging import cut, decode
 from eigensweep.service.api.answers.schemas import AnswerModel, Page, PageAsked
 from eigensweep.service.api.answers.written import DescribedRoute, ServiceRoute
-from eigensweep.service.api.middleware.callers import SUBMIT
+from eigensweep.service.api.callers.callers import SUBMIT
 from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.api.routes.catalogue import JsonSchema, Listing, Name, describe
 from eigensweep.service.record.requests.analyses import AnalysisRecord, AnalysisState, OptionsJson

@@ -14,9 +14,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path
 from pydantic import BaseModel, Field, ValidationError
 
+from eigensweep.common.registry import Registry
 from eigensweep.models import MODELS
 from eigensweep.protocol.messages import SpecJson
-from eigensweep.registry import Registry
 from eigensweep.search_spaces.presets import load_preset, preset_names
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.answers.errors import NotInCatalogueError

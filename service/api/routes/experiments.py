@@ -23,7 +23,7 @@ from eigensweep.service.api.answers import schemas
 from eigensweep.service.api.answers.errors import describe_errors
 from eigensweep.service.api.answers.paging import cut, decode
 from eigensweep.service.api.answers.written import DescribedRoute, WrittenRoute
-from eigensweep.service.api.middleware import callers
+from eigensweep.service.api.callers import callers
 from eigensweep.service.api.parts import AnyService, Service, TheService, TheSettings
 from eigensweep.service.api.warm_start import count_observations
 from eigensweep.service.record.changes.posting import require_quota, scope_key
@@ -36,7 +36,7 @@ from eigensweep.service.record.errors import (
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.sql.rows import RowSession
 from eigensweep.service.settings import Settings
-from eigensweep.service.webhook_rules import WebhookRefusedError, check_url
+from eigensweep.service.settings.webhook_rules import WebhookRefusedError, check_url
 from eigensweep.training.lanes.outlook import explain_arms_alone
 
 router = APIRouter(tags=["experiments"], route_class=WrittenRoute)

@@ -17,8 +17,8 @@ from eigensweep.models import MODELS
 from eigensweep.service.api.answers.schemas import AnswerModel
 from eigensweep.service.api.parts import Service
 from eigensweep.service.record.sql.database import find_damage
-from eigensweep.store.disk_space import explain_low, explain_unwritable, find_low
-from eigensweep.store.durable_files import StoreAwayError
+from eigensweep.store.places.disk_space import explain_low, explain_unwritable, find_low
+from eigensweep.store.places.durable_files import StoreAwayError
 from eigensweep.tasks import TASKS
 
 router = APIRouter(tags=["health"])

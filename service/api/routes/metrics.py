@@ -31,7 +31,7 @@ from eigensweep.service.api.parts import Service
 from eigensweep.service.api.routes.health import CHECKS
 from eigensweep.service.counters import REGISTRY
 from eigensweep.service.record.views.counts import DURATIONS, Counts, Crew, Durations, count_all
-from eigensweep.store.durable_files import StoreAwayError
+from eigensweep.store.places.durable_files import StoreAwayError
 
 router = APIRouter(tags=["health"])
 

@@ -39,9 +39,9 @@ from eigensweep.service.record.views.overviews import (
     list_reports,
 )
 from eigensweep.store.checkpoints import Store
-from eigensweep.store.curves import CurvePoint
-from eigensweep.store.kept_files import BEST
-from eigensweep.store.stored_checkpoints import PIECE
+from eigensweep.store.commits.curves import CurvePoint
+from eigensweep.store.commits.kept_files import BEST
+from eigensweep.store.commits.stored_checkpoints import PIECE
 
 router = APIRouter(tags=["overviews"], route_class=DescribedRoute)
 

@@ -34,7 +34,7 @@ from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.service.api.answers.errors import describe_errors
 from eigensweep.service.api.answers.schemas import AnswerModel, Asked
 from eigensweep.service.api.answers.written import DescribedRoute, ServiceRoute
-from eigensweep.service.api.middleware.callers import Submitter
+from eigensweep.service.api.callers.callers import Submitter
 from eigensweep.service.api.parts import Service, TheService, TheSettings
 from eigensweep.service.api.routes.catalogue import Name
 from eigensweep.service.record.errors import ExperimentNotFoundError

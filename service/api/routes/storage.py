@@ -14,11 +14,11 @@ from pydantic import Field
 
 from eigensweep.service.api.answers.schemas import AnswerModel, Asked
 from eigensweep.service.api.answers.written import ServiceRoute
-from eigensweep.service.api.middleware.callers import Caller, Reader, Submitter, tell_audit
+from eigensweep.service.api.callers.callers import Caller, Reader, Submitter, tell_audit
 from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.record.changes.retention import DAY
 from eigensweep.service.record.errors import ConflictError, NotAllowedError, NotFoundError
-from eigensweep.store.thinning import Keep
+from eigensweep.store.upkeep.thinning import Keep
 
 router = APIRouter(tags=["storage"], route_class=ServiceRoute)
 

@@ -22,7 +22,7 @@ from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.rows import RowSession
 from eigensweep.service.record.sql.tables import ExperimentRow, JobRow, TrialRow
 from eigensweep.store.checkpoints import Store, trial_key
-from eigensweep.store.thinning import STRICTNESS, Keep, stricter, thin_out
+from eigensweep.store.upkeep.thinning import STRICTNESS, Keep, stricter, thin_out
 
 DAY: Final = 86_400.0
 """Seconds."""

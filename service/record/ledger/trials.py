@@ -12,6 +12,7 @@ from eigensweep.protocol.messages import ConfigJson, Params, Place, Takeover
 from eigensweep.protocol.states import OUTCOMES
 from eigensweep.results.trial_result import Metrics, Outcome, Result
 from eigensweep.service.record import journal
+from eigensweep.service.record.journal.usage import count_use
 from eigensweep.service.record.ledger.part import LedgerPart, writes, writes_relaxed
 from eigensweep.service.record.sql.rows import RowSession
 from eigensweep.service.record.sql.tables import (
@@ -22,7 +23,6 @@ from eigensweep.service.record.sql.tables import (
     ResultJson,
     TrialRow,
 )
-from eigensweep.service.record.users.usage import count_use
 
 
 class TrialWrites(LedgerPart):

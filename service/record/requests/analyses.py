@@ -26,7 +26,7 @@ from eigensweep.protocol.states import OPEN_ANALYSES
 from eigensweep.service.record.errors import AnalysisNotFoundError
 from eigensweep.service.record.jobs import PATIENCE, AskedJob, Jobs
 from eigensweep.service.record.sql.tables import JobKind
-from eigensweep.store.durable_files import make_folder
+from eigensweep.store.places.durable_files import make_folder
 
 AnalysisState = Literal["queued", "running", "finished", "failed"]
 

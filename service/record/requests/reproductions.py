@@ -39,7 +39,7 @@ from eigensweep.service.record.jobs import PATIENCE, AskedJob, Jobs
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.requests.taking_up import take_up
 from eigensweep.service.record.sql.tables import OPERATOR, JobKind, JobRow
-from eigensweep.store.durable_files import make_folder
+from eigensweep.store.places.durable_files import make_folder
 
 logger = logging.getLogger(__name__)
 

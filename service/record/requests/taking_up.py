@@ -26,7 +26,7 @@ from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.rows import RowSession
 from eigensweep.service.record.sql.tables import ExperimentRow, TrialRow
 from eigensweep.store.checkpoints import Store, replicate_key, trial_key
-from eigensweep.store.thinning import thin_out
+from eigensweep.store.upkeep.thinning import thin_out
 
 TAKEN: tuple[str, ...] = ("completed", "reused", "diverged")
 """Ends of trials whose results are taken up: their whole budget was trained, or diverged."""

@@ -28,7 +28,6 @@ from tenacity import (
 
 from eigensweep.service.record.sql import rows
 from eigensweep.service.record.sql.rows import RowSession
-from eigensweep.service.settings import name_driver
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +99,18 @@ class WrongSchemaError(SQLAlchemyError):
             "start `eigensweep serve` with this database, which brings its schema up to date, or "
             "set EIGENSWEEP_HOME or EIGENSWEEP_DATABASE_URL to another place"
         )
+
+
+def name_driver(url: str) -> str:
+    """Return a database URL that names the installed driver: psycopg 3 for PostgreSQL.
+
+    >>> name_driver("postgresql://me@db/record")
+    'postgresql+psycopg://me@db/record'
+    """
+    parsed = make_url(url)
+    if parsed.drivername in ("postgresql", "postgres"):
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    return parsed.render_as_string(hide_password=False)
 
 
 @lru_cache(maxsize=64)

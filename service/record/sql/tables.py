@@ -11,7 +11,7 @@ from eigensweep.common.direction import Better
 from eigensweep.protocol.messages import ConfigJson, NoticeKind, Params, SpecJson
 from eigensweep.results.ranking import UNRANKED
 from eigensweep.results.trial_result import Metrics, Outcome
-from eigensweep.store.thinning import Keep
+from eigensweep.store.upkeep.thinning import Keep
 
 OPERATOR = "operator"
 """Who runs the service: the user of EIGENSWEEP_TOKEN, and of everybody while there is no token."""

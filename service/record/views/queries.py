@@ -18,7 +18,6 @@ from eigensweep.protocol.messages import Params
 from eigensweep.protocol.states import ExperimentState
 from eigensweep.results.ranking import UNRANKED
 from eigensweep.service.record.errors import ExperimentNotFoundError, TrialNotFoundError
-from eigensweep.service.record.queue_order import find_place, find_places
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.rows import RowSession, read_first
 from eigensweep.service.record.sql.tables import (
@@ -31,6 +30,7 @@ from eigensweep.service.record.sql.tables import (
     TrialCount,
     TrialRow,
 )
+from eigensweep.service.record.views.queue_order import find_place, find_places
 
 Row = TypeVar("Row", bound=Base)
 T = TypeVar("T")

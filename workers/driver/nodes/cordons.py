@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from eigensweep.protocol.messages import Notice, Place
 from eigensweep.results.trial_result import Outcome
 from eigensweep.search_spaces.labels import say_count
-from eigensweep.workers.driver.failures import MOST_HERE, Failures
+from eigensweep.workers.driver.nodes.failures import MOST_HERE, Failures
 
 logger = logging.getLogger(__name__)
 

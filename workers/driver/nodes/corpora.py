@@ -8,9 +8,9 @@ from pathlib import Path
 
 from eigensweep.protocol.messages import ConfigJson
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.store import corpora
 from eigensweep.store.checkpoints import Store
-from eigensweep.store.durable_files import StorageError
+from eigensweep.store.places.durable_files import StorageError
+from eigensweep.store.upkeep import corpora
 from eigensweep.tasks import TASKS
 from eigensweep.tasks.corpus import CorpusMissingError
 

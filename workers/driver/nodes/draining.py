@@ -13,7 +13,7 @@ from datetime import datetime
 from eigensweep.protocol.ledger import TrialEntry
 from eigensweep.protocol.messages import Notice
 from eigensweep.store.marks import Mark, leave_mark
-from eigensweep.workers.driver.store_watch import StoreWatch
+from eigensweep.store.places.store_watch import StoreWatch
 
 LOOK_SECONDS = 5.0
 """Seconds between two looks for draining nodes."""

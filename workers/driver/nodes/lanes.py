@@ -19,7 +19,7 @@ from eigensweep.search_spaces.memory import THIN_PROCESS, list_extremes
 from eigensweep.search_spaces.preview import seconds_of
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.store.files import is_url
+from eigensweep.store.places.files import is_url
 from eigensweep.training.lanes import sizing
 
 logger = logging.getLogger(__name__)

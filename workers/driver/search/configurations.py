@@ -13,7 +13,7 @@ from eigensweep.search_spaces.sequences import quasi_random
 from eigensweep.search_spaces.space import Point, Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.workers.driver.digests import Digests, digest
+from eigensweep.workers.driver.search.digests import Digests, digest
 from eigensweep.workers.driver.search.study import Draw, Study
 
 ASKS = 10

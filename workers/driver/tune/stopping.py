@@ -6,7 +6,7 @@ import time
 
 from eigensweep.protocol.ledger import PAUSED, CourseLedger
 from eigensweep.store.marks import Mark, cancel_mark, pause_mark
-from eigensweep.workers.driver.store_watch import StoreWatch
+from eigensweep.store.places.store_watch import StoreWatch
 
 ASK_SECONDS = 1.0
 """The ledger is asked at most this often."""

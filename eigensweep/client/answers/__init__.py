@@ -1,0 +1,1 @@
+"""What a terminal and a notebook show of the service's answers: texts and tables."""

@@ -1,0 +1,86 @@
+"""Curves as the store holds them: a line of JSON a point, each with a checksum of its own."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from eigensweep.store.places.durable_files import DamagedError
+
+CHECKSUM: Final = b', "crc32": '
+"""Stands before the last value of a head and of a curve's line: the CRC-32 of all before it. What
+older versions wrote has none."""
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """The metrics of one step, finite numbers only, and when they were taken."""
+
+    step: int
+    metrics: dict[str, float]
+    timestamp_ms: int
+
+
+def write_line(point: CurvePoint) -> bytes:
+    """Return the line of a point.
+
+    Raises:
+        ValueError: if a metric is not finite.
+    """
+    return add_checksum(json.dumps(asdict(point), allow_nan=False).encode()) + b"\n"
+
+
+def add_checksum(content: bytes) -> bytes:
+    r"""Return an object in JSON with its checksum as its last value.
+
+    >>> add_checksum(b'{"step": 5}'), has_checksum(add_checksum(b'{"step": 5}'))
+    (b'{"step": 5, "crc32": 1592480825}', True)
+    """
+    return b"%b%b%d}" % (content[:-1], CHECKSUM, zlib.crc32(content))
+
+
+def has_checksum(content: bytes) -> bool | None:
+    """Return whether the checksum in an object is right, None if there is none."""
+    body, mark, crc = content.rpartition(CHECKSUM)
+    return crc == b"%d}" % zlib.crc32(body + b"}") if mark else None
+
+
+def read_line(line: bytes) -> CurvePoint:
+    """Return the point of a curve's line.
+
+    Raises:
+        DamagedError: if it is not what was written.
+    """
+    point = read_if_whole(line)
+    if point is None:
+        raise DamagedError(f"a line of a curve is damaged: {line[:80]!r}")
+    return point
+
+
+def read_if_whole(line: bytes) -> CurvePoint | None:
+    """Return the point of a curve's line, None if it is not what was written."""
+    if has_checksum(line) is False:
+        return None
+    try:
+        content = json.loads(line)
+        content.pop("crc32", None)
+        return CurvePoint(**content)
+    except (ValueError, TypeError, AttributeError):
+        return None
+
+
+def find_whole(curve: bytes, most: int) -> tuple[int, int, int]:
+    """Return points and bytes of a curve before its first damaged line, and the last step there.
+
+    Lines behind the first `most` do not count.
+    """
+    points = size = 0
+    last = b""
+    for line in curve.splitlines(keepends=True)[:most]:
+        is_whole = has_checksum(line.rstrip(b"\n")) if line.endswith(b"\n") else False
+        if is_whole is False or (is_whole is None and read_if_whole(line) is None):
+            break
+        points, size, last = points + 1, size + len(line), line
+    return points, size, read_line(last.rstrip(b"\n")).step if last else -1

@@ -1,0 +1,1 @@
+"""What is done with a store beside training: thinning, backups, corpora, markers of drivers."""

@@ -1,0 +1,43 @@
+"""Copies of what counts in the store, for backups."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from eigensweep.store.checkpoints import Store
+from eigensweep.store.commits.heads import MOST_TRIES
+from eigensweep.store.commits.kept_files import find_kept
+from eigensweep.store.places.durable_files import write_whole
+
+
+def copy_out(store: Store, key: str, target: Path, attempt: int) -> None:
+    """Copy what counts at `key` into an empty folder; nothing, if nothing was begun there.
+
+    On the same disk files are linked, since none of them is ever written over. If a later
+    attempt than `attempt` has begun, the copy's head does not know of it.
+
+    Raises:
+        StorageError: if it cannot be read.
+        OSError: if the copy cannot be written.
+    """
+    for _ in range(MOST_TRIES):  # a newer head may let a file go meanwhile
+        head, seen = store.heads.read(key), True
+        for name in head.files:
+            try:
+                store.files.fetch(f"{key}/{name}", target / name)
+            except FileExistsError:
+                pass
+            except FileNotFoundError:
+                seen = False
+        if seen or store.heads.read(key).number == head.number:
+            break
+    if head.attempt == 0:
+        return
+    for folder in ("", "spectra/"):
+        for names in find_kept(store.files.names(f"{key}/{folder}")).values():
+            if folder or names[-1].startswith("best"):
+                name = f"{folder}{names[-1]}"
+                store.files.fetch(f"{key}/{name}", target / name)
+    known = replace(head, attempt=min(head.attempt, attempt), number=max(1, head.number))
+    write_whole(target / known.file, known.write())

@@ -1,0 +1,54 @@
+"""What takes disk space, measured now and then. Runs in the service's process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from eigensweep.service.api.answers.shared_answers import TimedCache
+from eigensweep.service.settings import Settings
+from eigensweep.store.places.disk_use import StoreUse, measure, measure_store
+
+FRESH_SECONDS: Final = 5.0
+"""Seconds for which what was measured is shown again at least."""
+SHARE: Final = 0.02
+"""The most of the time that measuring takes, however often it is asked for."""
+
+
+@dataclass(frozen=True)
+class UsedBytes:
+    """Bytes of each part of what the service keeps, with its place, and of each experiment."""
+
+    parts: dict[str, tuple[str, int]]
+    experiments: dict[str, StoreUse]
+
+
+class DiskUse(TimedCache[UsedBytes]):
+    """The bytes of each part of the home folder, and of each experiment."""
+
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(self._measure, seconds=FRESH_SECONDS, share=SHARE, clock=clock)
+        self.settings = settings
+
+    def _measure(self) -> UsedBytes:
+        home, storage = self.settings.home, self.settings.storage_folder
+        experiments = measure_store(storage)
+        record = [*home.glob("eigensweep.db*")]
+        logs = [home / "mlflow" / "server.log"]
+        places = {
+            "record": (home / "eigensweep.db", record),
+            "mlflow": (home / "mlflow", [home / "mlflow"]),
+            "logs": (logs[0], logs),
+            "analyses": (home / "analyses", [home / "analyses"]),
+            "reproductions": (home / "reproductions", [home / "reproductions"]),
+            "ray": (home / "ray", [home / "ray"]),
+            "corpora": (self.settings.corpora, [self.settings.corpora]),
+        }
+        sizes = {name: sum(map(measure, paths)) for name, (_, paths) in places.items()}
+        sizes["mlflow"] -= sizes["logs"]
+        parts = {name: (str(path), sizes[name]) for name, (path, _) in places.items()}
+        for name in ("checkpoints", "weights", "curves"):
+            parts[name] = (storage, sum(getattr(each, name) for each in experiments.values()))
+        return UsedBytes(parts, experiments)

@@ -1,0 +1,293 @@
+"""Steps that several changes of the record share: events, and the ends of trials and experiments.
+
+Runs in the service's process and in drivers.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any, Final, Unpack, cast
+from uuid import uuid4
+
+from sqlalchemy import select, update
+
+from eigensweep.protocol import states
+from eigensweep.protocol.ledger import error_of_undone
+from eigensweep.protocol.messages import ConfigJson, Notice
+from eigensweep.results.ranking import RANKED, UNRANKED, cost
+from eigensweep.results.trial_result import Outcome
+from eigensweep.service.record.errors import WrongMoveError
+from eigensweep.service.record.journal.usage import count_use
+from eigensweep.service.record.sql.rows import RowSession
+from eigensweep.service.record.sql.tables import (
+    AttemptRow,
+    EarlierJson,
+    EventDetails,
+    EventRow,
+    ExperimentRow,
+    JobRow,
+    KindDetails,
+    NoticeJson,
+    ResultJson,
+    TrialRow,
+    Webhook,
+)
+from eigensweep.service.record.sql.walks import choose, is_in, walk
+
+_OPEN: Final = choose(is_in(states.OPEN_TRIALS))
+
+
+def replace_non_finite(content: Any) -> Any:
+    """Return JSON content with None for every number that is not finite.
+
+    >>> replace_non_finite({"loss": float("nan"), "steps": [1, float("inf")]})
+    {'loss': None, 'steps': [1, None]}
+    """
+    if isinstance(content, float):
+        return content if math.isfinite(content) else None
+    if isinstance(content, dict):
+        return {str(name): replace_non_finite(value) for name, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [replace_non_finite(value) for value in content]
+    return content
+
+
+def remove_nul(text: str | None) -> str | None:
+    """Return text without NUL, the one character that PostgreSQL cannot store."""
+    return None if text is None else text.replace("\0", "")
+
+
+def emit(
+    rows: RowSession, experiment: ExperimentRow, kind: str, **data: Unpack[EventDetails]
+) -> None:
+    """Add an event to the transaction that makes the change it reports."""
+    rows.add(
+        EventRow(
+            experiment_id=experiment.id,
+            kind=kind,
+            data={"experiment": experiment.id, **replace_non_finite(data)},
+            at=time.time(),
+        )
+    )
+
+
+def emit_trial(
+    rows: RowSession,
+    experiment: ExperimentRow,
+    trial: TrialRow,
+    kind: str,
+    **data: Unpack[KindDetails],
+) -> None:
+    """Add an event of a trial, with its arm, attempt and step, and with `data` of its kind."""
+    details: EventDetails = {
+        "trial": trial.number,
+        "arm": trial.arm,
+        "step": trial.step,
+        "steps": trial.steps,
+        "attempt": trial.attempt,
+        **data,
+    }
+    emit(rows, experiment, f"trial.{kind}", **details)
+
+
+def move_experiment(
+    rows: RowSession,
+    experiment: ExperimentRow,
+    following: states.ExperimentState,
+    **data: Unpack[EventDetails],
+) -> None:
+    """Move an experiment to another state, and write the event of this move.
+
+    Raises:
+        WrongMoveError: if this state may not follow.
+    """
+    kind = states.EXPERIMENT_MOVES[experiment.state].get(following)
+    if kind is None:
+        raise WrongMoveError("experiment", experiment.state, following)
+    experiment.state = following
+    if following in states.ENDED or following in ("queued", "paused"):
+        told = (experiment.notices or ()) if following == "paused" else ()
+        experiment.notices = [each for each in told if each["kind"] == "failures"] or None
+    if following in states.ENDED or following == "paused":
+        experiment.left_at = time.time()
+    emit(rows, experiment, f"experiment.{kind}", **data)
+
+
+def record_notices(rows: RowSession, experiment: ExperimentRow, notices: Sequence[Notice]) -> None:
+    """Replace the notices of an experiment, with an event if they are others than before."""
+    told = [cast(NoticeJson, notice.to_dict()) for notice in notices] or None
+    if told != experiment.notices:
+        experiment.notices = told
+        reason = "; ".join(notice.words for notice in notices) or None
+        emit(rows, experiment, "experiment.notice", reason=remove_nul(reason))
+
+
+def move_trial(trial: TrialRow, following: states.TrialState) -> str:
+    """Move a trial to another state; return the kind of this move's event.
+
+    Raises:
+        WrongMoveError: if this state may not follow.
+    """
+    state = trial.state or "waiting"  # a new one, which is not written yet
+    kind = states.TRIAL_MOVES[state].get(following)
+    if kind is None:
+        raise WrongMoveError("trial", state, following)
+    trial.state = following
+    return kind
+
+
+def finish_trial(
+    rows: RowSession,
+    experiment: ExperimentRow,
+    trial: TrialRow,
+    outcome: Outcome,
+    result: ResultJson | None = None,
+    error: str | None = None,
+) -> None:
+    """Give an open trial its outcome, its result and its place in the ranking.
+
+    A reopened trial that failed or was cancelled gets its earlier end back.
+    """
+    close_attempt(rows, trial, None)
+    before = trial.earlier
+    if before is not None:
+        trial.earlier, trial.tracked = None, False
+    if before is not None and states.brings_back(before["state"], outcome):
+        _bring_back(rows, experiment, trial, before, outcome, error)
+        return
+    if before is not None:
+        trial.tier -= (trial.replicates or 1) - before["config"].get("replicates", 1)
+    kind = move_trial(trial, outcome)
+    trial.result = replace_non_finite(result)
+    trial.error = remove_nul(error)
+    trial.ended_at = time.time()
+    if trial.result is not None:
+        trial.value = trial.result.get("value")
+        trial.step = max(trial.step, int(trial.result.get("step") or 0))
+    trial.rank = cost(trial.value if outcome in RANKED else None, experiment.better)
+    if trial.rank == UNRANKED:
+        trial.tier = 0
+    emit_trial(rows, experiment, trial, kind, value=trial.value, error=_last_line(error))
+
+
+def reopen_trial(
+    rows: RowSession, experiment: ExperimentRow, trial: TrialRow, config: ConfigJson, reason: str
+) -> None:
+    """Move an ended trial back to `waiting`, to be trained as `config` says.
+
+    Its result, value and rank stay until it ends again.
+    """
+    trial.earlier = EarlierJson(
+        state=cast(Outcome, trial.state),
+        config=trial.config or {},
+        error=trial.error,
+        ended_at=trial.ended_at,
+        reason=reason,
+    )
+    _configure(trial, config)
+    kind = move_trial(trial, "waiting")
+    trial.error, trial.ended_at, trial.tracked = None, None, False
+    emit_trial(rows, experiment, trial, kind, reason=reason)
+
+
+def _bring_back(
+    rows: RowSession,
+    experiment: ExperimentRow,
+    trial: TrialRow,
+    before: EarlierJson,
+    outcome: Outcome,
+    error: str | None,
+) -> None:
+    """Give an open trial the end back that it had before it was reopened."""
+    kept = error_of_undone(before["error"], before["reason"], outcome, error)
+    move_trial(trial, before["state"])
+    trial.error, trial.ended_at = remove_nul(kept), before["ended_at"]
+    _configure(trial, before["config"])
+    why = f"{outcome}: {_last_line(error)}" if error else outcome
+    emit_trial(rows, experiment, trial, "kept", value=trial.value, reason=remove_nul(why))
+
+
+def _configure(trial: TrialRow, config: ConfigJson) -> None:
+    """Give a trial another number of seeds, or another budget."""
+    trial.config = replace_non_finite(config)
+    trial.replicates, trial.steps = config.get("replicates", 1), budget_of(config)
+
+
+def budget_of(config: ConfigJson) -> int:
+    """Return the optimizer steps of a configuration, 0 if it has none."""
+    return int(config.get("training", {}).get("steps") or 0)
+
+
+def spent_seconds(experiment: ExperimentRow, now: float) -> float:
+    """Return the seconds that an experiment was at work, without pauses and ends."""
+    if experiment.started_at is None:
+        return 0.0
+    spent = (experiment.left_at or now) - experiment.started_at - experiment.idle_seconds
+    return max(0.0, spent)  # a clock may have been set back
+
+
+def _last_line(error: str | None) -> str | None:
+    return None if error is None else error.strip().rsplit("\n", 1)[-1]
+
+
+def interrupt_trial(
+    rows: RowSession, experiment: ExperimentRow, trial: TrialRow, reason: str
+) -> None:
+    """Move a running trial back to `waiting`: its attempt is over."""
+    kind = move_trial(trial, "waiting")
+    close_attempt(rows, trial, reason)
+    emit_trial(rows, experiment, trial, kind, reason=remove_nul(reason))
+
+
+def close_attempt(rows: RowSession, trial: TrialRow, reason: str | None) -> None:
+    """Record that the trial's newest attempt is over; `reason`: why it ended early, if it did."""
+    if not trial.attempt:
+        return
+    attempt = rows.get(AttemptRow, (trial.experiment_id, trial.number, trial.attempt))
+    if attempt is not None and attempt.ended_at is None:
+        count_use(rows, trial, attempt)
+        attempt.ended_at = time.time()
+        attempt.reason = remove_nul(reason)
+
+
+def end_experiment(
+    rows: RowSession, experiment: ExperimentRow, state: states.ExperimentEnd, error: str | None
+) -> bool:
+    """End an experiment and cancel its open trials; return False if it was over already."""
+    if experiment.state in states.ENDED:
+        return False
+    rows.flush()  # its events come before those of the trials
+    for part, trial in walk(rows, _OPEN, experiment.id):
+        finish_trial(part, experiment, trial, "cancelled", trial.result)
+    experiment.error = remove_nul(error)
+    move_experiment(rows, experiment, state, error=experiment.error)
+    experiment.finished_at = experiment.left_at
+    _tell_webhooks(rows, experiment, f"experiment.{state}")
+    return True
+
+
+def reopen_experiment(rows: RowSession, experiment: ExperimentRow, reason: str) -> None:
+    """Queue a finished experiment again; from now on writes of its drivers are refused.
+
+    The notes of samplers are deleted, as space and budget may have changed.
+    """
+    move_experiment(rows, experiment, "queued", reason=reason)
+    experiment.generation += 1
+    experiment.edition += 1
+    experiment.deaths, experiment.archived_at = 0, None
+    experiment.error, experiment.finished_at, experiment.tracked = None, None, False
+    noted = TrialRow.experiment_id == experiment.id, TrialRow.sampler_state.is_not(None)
+    rows.execute(update(TrialRow).where(*noted).values(sampler_state=None))
+
+
+def _tell_webhooks(rows: RowSession, experiment: ExperimentRow, kind: str) -> None:
+    """Write a message to each webhook of an experiment; the service's process sends it."""
+    now = time.time()
+    urls = select(Webhook.url).where(Webhook.experiment_id == experiment.id)
+    for url in rows.execute(urls).scalars():
+        message = JobRow(kind="webhook", key=uuid4().hex, created_at=now, due_at=now)
+        message.request = {"url": url, "type": kind}
+        message.experiment_id, message.owner = experiment.id, experiment.owner
+        rows.add(message)

@@ -1,0 +1,185 @@
+"""The zygote of drivers: a process that has loaded what a driver needs, and forks each driver.
+
+To load it takes seconds of a processor and hundreds of megabytes. A forked driver has it after some
+milliseconds and shares that memory. `workers/cluster/drivers.py` is the other side.
+
+`python -m eigensweep.workers.driver.process.zygote DESCRIPTOR MODULES...` reads requests from an
+open pipe, and tells what became of them. It ends with the process at the other end; its drivers go
+on. No thread is started here: a fork copies only the thread that forks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import os
+import select
+import signal
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final
+
+from eigensweep.common.loading import load_for_good
+from eigensweep.workers.deaths import Death
+from eigensweep.workers.driver.process.driver_order import Request
+
+logger = logging.getLogger(__name__)
+
+TELL_SECONDS: Final = 1.0
+"""It says at least so often that it is alive."""
+LONGEST_WORDS: Final = 10_000
+"""Letters of a driver's last words: even escaped they fit into a pipe, which is read at the end."""
+GO: Final = b"g"
+"""What a driver waits for before it does anything: its zygote has told of it."""
+PR_SET_PDEATHSIG: Final = 1
+"""Of `prctl`, from Linux' sys/prctl.h."""
+
+
+@dataclass(frozen=True)
+class ForkedDriver:
+    """A driver that was forked."""
+
+    number: int
+    """Of its request."""
+    pid: int
+    end: int
+    """Of `pidfd_open`: can be read when the process has ended."""
+    words: int
+    """The end of a pipe with its last words."""
+
+
+class Zygote:
+    """Forks drivers for the process at the other end of a pipe, and tells how they end."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._poll = select.poll()
+        self._poll.register(pipe.fileno(), select.POLLIN)
+        self._children: dict[int, ForkedDriver] = {}
+        """By `end`."""
+        self._is_stale = False
+
+    def serve(self) -> None:
+        """Serve until the other end has gone, or until the code on the disk is another one."""
+        told = 0.0
+        while not self._is_stale:
+            if time.monotonic() >= told + TELL_SECONDS:
+                self._tell("alive")
+                told = time.monotonic()
+            for number, _ in self._poll.poll(TELL_SECONDS * 1e3):
+                if number in self._children:
+                    self._bury(self._children[number])
+                else:
+                    self._fork(self._pipe.recv())
+
+    def _tell(self, word: str, *about: Any) -> None:
+        self._pipe.send((word, *about))
+
+    def _fork(self, request: Request) -> None:
+        """Fork a driver, unless other code is on the disk by now: its trials would have that."""
+        from eigensweep.protocol.code import has_changed
+
+        if has_changed():
+            self._is_stale = True
+            return
+        reading, writing = os.pipe()
+        waiting, going = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(reading)
+            os.close(going)
+            self._become_driver(request, waiting, writing)
+        os.close(writing)
+        os.close(waiting)
+        os.set_blocking(reading, False)
+        child = ForkedDriver(request.number, pid, os.pidfd_open(pid), reading)
+        self._children[child.end] = child
+        self._poll.register(child.end, select.POLLIN)
+        self._tell("forked", child.number, pid)
+        os.write(going, GO)  # whoever was not told of it asks for another one
+        os.close(going)
+
+    def _become_driver(self, request: Request, waiting: int, words: int) -> None:
+        """Drive an experiment in this process, which was forked, and end it."""
+        status = 1
+        try:
+            os.setsid()
+            self._pipe.close()
+            for child in self._children.values():
+                os.close(child.end)
+                os.close(child.words)
+            if os.read(waiting, len(GO)) != GO:
+                return
+            os.close(waiting)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            write_to(request.log)
+            from eigensweep.workers.driver.process.drive import drive
+
+            death = drive(request.order)
+            if death is not None:
+                told = {"words": death.words[-LONGEST_WORDS:], "cause": death.cause}
+                os.write(words, json.dumps(told).encode())
+            status = 0 if death is None or death.cause == "superseded" else 1
+        except BaseException:
+            logger.exception("driver died")
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError, ValueError):
+                    stream.flush()
+            logging.shutdown()
+            os._exit(status)
+
+    def _bury(self, child: ForkedDriver) -> None:
+        """Tell how a driver ended, and forget it."""
+        self._poll.unregister(child.end)
+        del self._children[child.end]
+        _, status = os.waitpid(child.pid, 0)
+        death = None
+        with suppress(BlockingIOError), open(child.words, "rb") as words:
+            if told := words.read():
+                death = Death(**json.loads(told))
+        os.close(child.end)
+        self._tell("ended", child.number, os.waitstatus_to_exitcode(status), death)
+
+
+def write_to(log: str) -> None:
+    """Let this process write its output to a file, and read no input."""
+    Path(log).parent.mkdir(parents=True, exist_ok=True)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for target in (1, 2):
+        os.dup2(output, target)
+    os.close(output)
+
+
+def load(modules: list[str]) -> None:
+    """Import what a driver needs, and `modules`."""
+    from eigensweep.protocol.code import own_code, own_parts
+    from eigensweep.workers.tracking.mlflow_runs import load_client
+
+    with load_for_good():
+        own_code()
+        own_parts()
+        load_client()
+        for name in ("eigensweep.workers.driver.process.drive", *modules):
+            import_module(name)
+
+
+def main() -> None:
+    """Load, and fork drivers until nobody asks any more."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the service, which ends this
+    pipe = Connection(int(sys.argv[1]))
+    load(sys.argv[2:])
+    with suppress(EOFError, OSError):
+        Zygote(pipe).serve()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
