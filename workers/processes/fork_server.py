@@ -30,6 +30,7 @@ import time
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Final, TypedDict
 
@@ -48,6 +49,13 @@ FORK, LOOK = b"f", b"l"
 """What a client may ask for: to fork, or nothing but to stay. The first one sends three files."""
 FILES: Final = 3
 """The connection for calls, standard output and standard error of the forked process."""
+
+TRAINS: Final = (
+    "eigensweep.training.errors",
+    "eigensweep.training.lanes.replicates",
+    "eigensweep.workers.processes.runner",
+)
+"""What a trial needs, PyTorch with it. By name, for no tool takes these for idle imports."""
 
 STALE: Final = "stale"
 """Key of an answer that stands for a `StaleWriteError`."""
@@ -85,6 +93,8 @@ def load(digest: str) -> bool:
     with load_for_good():
         if own_code().digest != digest:
             return False
+        for name in TRAINS:
+            import_module(name)
     return True
 
 
