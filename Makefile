@@ -3,7 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: help setup run serve test test-without-ray test-with-ray test-slow lint fmt bench gpu gpu-service
+.PHONY: help setup run serve test test-without-ray test-with-ray test-slow lint fmt bench gpu gpu-service \
+  test-service test-workers test-science test-others
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -14,6 +15,11 @@ setup: $(INSTALLED)  ## make the environment in .venv
 # each of them compiles all of Eigensweep again, and that takes it seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Folders of packages of which no program here imports much: they are not compiled ahead.
+RARE := tests? _tests testing moto rllib serve databricks _inductor ao onnx devtools mypyc? networkx \
+  schemathesis hypothesis lexers physics combinatorics table_grapheme_overrides _vendor gunicorn git \
+  pyasn1_modules distutils docker virtualenv distlib identify elastic pipelining llm _bidi
+
 $(INSTALLED): pyproject.toml constraints.txt
 	@test -d eigensweep/models/ || { echo "eigensweep/models is not a link to the folder models/: this copy was made without symbolic links. Use 'git clone' (on Windows: in WSL) in place of a zip file."; exit 1; }
 	@command -v $(PYTHON) >/dev/null || { echo "Eigensweep needs Python 3.11 or newer; there is no '$(PYTHON)'. Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
@@ -21,7 +27,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv .venv || { echo "The environment .venv could not be made. On Debian and Ubuntu, 'apt-get install python3-venv' installs what is missing."; exit 1; }
 	@echo 'Installing into .venv: this takes one to four minutes'
 	@$(BIN)/python .ci/install.py
-	@$(BIN)/python -m compileall -qq --workers 0 -x '/(tests?|testing|moto|rllib|serve|databricks|_inductor|ao|onnx|devtools|mypyc?)/' .venv/lib || true  # some files are of an older Python
+	@$(BIN)/python -m compileall -qq --workers 0 -x '/($(subst $() ,|,$(RARE)))/' .venv/lib || true  # some files are of an older Python
 	@touch $@
 	@echo "Installed. To call eigensweep in a shell: source $(BIN)/activate"
 
@@ -32,18 +38,27 @@ serve: setup  ## run the service until Ctrl-C
 	@$(BIN)/eigensweep serve
 
 # Tests that start Ray mostly wait. So they run one after another beside all others, which have the
-# lower priority and take what is left of the machine.
-# Many of the others wait, too: for servers, browsers and other processes. So one more than processors.
-AT_ONCE := $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 1)))
+# lower priority and take what is left of the machine. The others run in four parts, each in a process
+# that collects its part alone and has its own servers. They wait, too: for servers, browsers and other
+# processes. So two more at once than processors.
+AT_ONCE := $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 2)))
 QUICK := not slow and not gpu
 TIDY := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
+SCIENCE := tests/models tests/search_spaces tests/tasks
+PARTS := test-service test-workers test-science test-others
+test-service: PART = tests/service
+test-workers: PART = tests/workers
+test-science: PART = $(SCIENCE)
+test-others: PART = $(addprefix --ignore=,tests/service tests/workers $(SCIENCE))
 
 test: setup  ## lint, and run the tests that need no GPU and are not slow
-	@echo 'Two things run side by side; what each of them says comes at its end, after some minutes'
-	@$(MAKE) --no-print-directory --jobs 2 $(TIDY) test-without-ray lint test-with-ray
+	@echo 'Six things run side by side; what each of them says comes at its end, after some minutes'
+	@$(MAKE) --no-print-directory --keep-going --jobs $(AT_ONCE) $(TIDY) test-with-ray lint test-without-ray
 
-test-without-ray: setup
-	OMP_NUM_THREADS=1 nice -n 5 $(BIN)/pytest -m "not ray and $(QUICK)" -n $(AT_ONCE) --maxprocesses 4 --dist loadfile
+test-without-ray: $(PARTS)
+
+$(PARTS): setup
+	OMP_NUM_THREADS=1 nice -n 5 $(BIN)/pytest -m "not ray and $(QUICK)" $(PART)
 
 test-with-ray: setup
 	OMP_NUM_THREADS=1 RAY_worker_niceness=0 $(BIN)/pytest -m "ray and $(QUICK)" tests

@@ -117,11 +117,12 @@ def drive(cluster: Any, url: str, trials: int, slots: int, seconds: float) -> di
         use, began = DriverUse(), time.time()
         with look_every(0.5, use.look):
             driver = drivers.launch(order, f"{cluster.place.logs}/driver-{row.id}.log")
-            state = driver.wait()
+            while (state := driver.state()) == "running":
+                time.sleep(0.02)
             whole = time.time() - began
         drivers.stop()
         if state != "ended":
-            raise RuntimeError(f"the driver {state}: {driver.error}")
+            raise RuntimeError(f"the driver {state}: {driver.death}")
         ends = {each.state for each in ledger.load()}
         if ends != {"completed"}:
             raise RuntimeError(f"not every trial was completed: {ends}")

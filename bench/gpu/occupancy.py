@@ -36,6 +36,9 @@ REFILLED = "refilled at once"
 WAYS = {REFILLED: True, "filled together": False}
 """How lanes are filled, and whether that is a refill."""
 
+ANSWER_SECONDS = 0.5
+"""A trial waits so long for a report before it asks again."""
+
 MODEL = "exprnn"
 
 COLUMNS = {
@@ -126,7 +129,9 @@ def run(sweep: Sweep, device: str, *, refill: bool) -> dict[str, Any]:
             begins.append(time.monotonic())
             order = make_order(sweep, number, storage)
             while True:
-                report = engine.advance(order)
+                report = engine.ask(order, ANSWER_SECONDS)
+                if report is None:
+                    continue
                 if report.outcome is not None:
                     return report.step, False
                 order = replace(order, reported=report.step)

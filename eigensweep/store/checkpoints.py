@@ -20,9 +20,7 @@ from eigensweep.store.commits.curves import CurvePoint
 from eigensweep.store.commits.head import Checkpoint, Head, checkpoint_name
 from eigensweep.store.commits.heads import Change
 from eigensweep.store.commits.kept_files import KeptFiles, StateDict
-from eigensweep.store.commits.store_part import check_key
-from eigensweep.store.commits.stored_checkpoints import StoredCheckpoints
-from eigensweep.store.commits.stored_curves import StoredCurves
+from eigensweep.store.commits.stored_commits import StoredCommits
 from eigensweep.store.places.durable_files import DamagedError, StoreAwayError
 
 logger = logging.getLogger(__name__)
@@ -65,7 +63,7 @@ class Progress:
     """Step of the newest checkpoint, -1 if there is none."""
 
 
-class Store(StoredCurves, StoredCheckpoints):
+class Store(StoredCommits):
     """Checkpoints and curves below a folder or a URL such as `s3://bucket/prefix`.
 
     Picklable; several processes may use it at once. What attempts commit goes through here.
@@ -101,13 +99,13 @@ class Store(StoredCurves, StoredCheckpoints):
                 self.files.write(f"{key}/{DAMAGED_CURVE}", lines)
             return Change(replace(whole, attempt=attempt), lines=lines[: whole.curve_bytes])
 
-        after = self.heads.change(check_key(key), make, told)
+        after = self.heads.change(key, make, told)
         self._begun[key] = attempt
         return _explain_damage(key, told, after)
 
     def attempt(self, key: str) -> int:
         """Return the highest attempt that has begun at `key`, 0 if none has."""
-        return self.heads.read(check_key(key)).attempt
+        return self.heads.read(key).attempt
 
     def progress(self, key: str, *, surely: bool = False) -> Progress:
         """Return how far the commits at `key` have come, by reading one small file.
@@ -116,8 +114,8 @@ class Store(StoredCurves, StoredCheckpoints):
         it remembers of it.
         """
         if surely:
-            self.files.refresh(check_key(key))
-        head = self.heads.read(check_key(key))
+            self.files.refresh(key)
+        head = self.heads.read(key)
         step = head.checkpoints[0].step if head.checkpoints else -1
         return Progress(head.attempt, head.commits, step)
 
@@ -144,7 +142,7 @@ class Store(StoredCurves, StoredCheckpoints):
             after, lines = head.extend(attempt, checkpoint, points)
             return Change(after, {checkpoint.file: content}, lines)
 
-        self.heads.change(check_key(key), make)
+        self.heads.change(key, make)
 
     def newest(self, key: str) -> Snapshot | None:
         """Return the newest snapshot whose checkpoint is undamaged, None if there is none.
@@ -191,7 +189,7 @@ class Store(StoredCurves, StoredCheckpoints):
             StorageError: if it cannot be read or written.
         """
         name = f"{step} {source_key}"
-        if self.heads.read_whole(check_key(key)).taken_over == name:
+        if self.heads.read_whole(key).taken_over == name:
             return
         found = self.find_newest(source_key, self.read_checkpoint)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from functools import cache
 
 SIDE = 8
@@ -61,10 +62,9 @@ def find_crowding(device: str, share: float) -> str | None:
 
     Ask it after an allocation has failed.
     """
-    if device == "cpu":
+    torch = sys.modules.get("torch")
+    if device == "cpu" or torch is None:
         return None
-    import torch
-
     try:
         free, total = torch.cuda.mem_get_info(device)
         own = torch.cuda.memory_reserved(device) + OWN_BYTES

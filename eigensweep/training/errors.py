@@ -1,10 +1,14 @@
-"""Whose fault an error is: a trial's, the memory's, or that of the machine below all of them."""
+"""Whose fault an error is: a trial's, the memory's, the node's, or that of the machine below.
+
+Importing this loads no torch: an error of a package's own class comes from a process that has it.
+"""
 
 from __future__ import annotations
 
+import sys
 import traceback
 
-import torch
+from eigensweep.protocol.code import ForeignCodeError
 
 NO_MEMORY = (
     "can't allocate memory",
@@ -34,8 +38,9 @@ DEVICE_LOST = (
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Tell whether the device, or the machine, had no memory left."""
+    kinds = (MemoryError, *_loaded("torch", "OutOfMemoryError"))
     return any(
-        isinstance(each, torch.OutOfMemoryError | MemoryError)
+        isinstance(each, kinds)
         or (isinstance(each, RuntimeError) and any(words in str(each) for words in NO_MEMORY))
         for each in _causes(error)
     )
@@ -43,17 +48,31 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def is_of_the_device(error: BaseException) -> bool:
     """Tell whether the device is lost: nothing works on it until another process begins."""
+    kinds = _loaded("torch", "AcceleratorError")
     return not is_out_of_memory(error) and any(
-        isinstance(each, torch.AcceleratorError)
+        isinstance(each, kinds)
         or (isinstance(each, RuntimeError) and any(words in str(each) for words in DEVICE_LOST))
         for each in _causes(error)
     )
+
+
+def is_of_the_node(error: BaseException) -> bool:
+    """Tell whether another node might do better: this one has other code, or lacks something."""
+    no_corpus = _loaded("eigensweep.tasks.corpus", "CorpusMissingError")
+    no_device = _loaded("eigensweep.training.devices", "DeviceError")
+    return isinstance(error, (ForeignCodeError, *no_corpus, *no_device))
 
 
 def let_go(error: BaseException) -> None:
     """Drop what the functions that raised an error still hold: tensors of a device among it."""
     for each in _causes(error):
         traceback.clear_frames(each.__traceback__)
+
+
+def _loaded(module: str, name: str) -> tuple[type[BaseException], ...]:
+    """Return a class of errors, if its module is loaded here."""
+    found: type[BaseException] | None = getattr(sys.modules.get(module), name, None)
+    return () if found is None else (found,)
 
 
 def _causes(error: BaseException) -> list[BaseException]:

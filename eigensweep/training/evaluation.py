@@ -110,6 +110,13 @@ def detach(state: State) -> State:
     return tuple(s.detach() for s in state) if isinstance(state, tuple) else state.detach()
 
 
+def parts_of(state: State | None) -> tuple[Tensor, ...]:
+    """Return the tensors of a state; none of None."""
+    if state is None:
+        return ()
+    return state if isinstance(state, tuple) else (state,)
+
+
 def keep_finite(metrics: Metrics) -> Metrics:
     """Return the metrics that are finite: nothing else is ever recorded."""
     return {name: value for name, value in metrics.items() if isfinite(value)}

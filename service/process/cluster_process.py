@@ -16,9 +16,10 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Final, Literal
+from typing import Any, Final
 
 from eigensweep.protocol.ledger import Ledger
 from eigensweep.protocol.messages import DriverOptions, SpecJson
@@ -52,54 +53,12 @@ MOST_STARTS: Final = 5
 """How often a Ray that is not up in its time is started before the service gives up."""
 LONGEST_PAUSE: Final = 8.0
 """Seconds between two starts, at most."""
+GONE: Final = "its driver ended, which an earlier service had started"
+"""Why nobody knows how a driver ended."""
 
 
 class RayFailedError(StartError):
     """Ray could not be started or reached."""
-
-
-@dataclass
-class LaunchedDriver:
-    """A driver of this service, whose death may be Ray's."""
-
-    _process: DriverProcess
-    _cluster: ClusterProcess
-    _start: int
-    _since: float = field(default_factory=time.monotonic)
-    death: Death | None = None
-
-    def state(self) -> Literal["running", "ended", "died", "lost"]:
-        """Return how the driver is; `lost` if it died because Ray was lost.
-
-        That is known only after a later look at Ray; until then it counts as running.
-        """
-        state = self._process.state()
-        self.death = self._process.death
-        if state != "died" or self.death is None or self.death.cause not in ("failure", "unseen"):
-            return state
-        was_well = self._cluster.was_well(self._start, self._since, self._process.ended_at)
-        if was_well is None:
-            return "running"
-        return "died" if was_well else "lost"
-
-
-@dataclass
-class FoundDriver:
-    """A driver of an earlier service, on a Ray that has outlived that."""
-
-    experiment: str
-    _cluster: ClusterProcess
-    _start: int
-    death: Death | None = None
-
-    def state(self) -> Literal["running", "ended", "lost"]:
-        """Return how the driver is; `lost` if Ray was, and it has to be looked for again."""
-        if self._start != self._cluster.starts:
-            return "lost"
-        if self.experiment in self._cluster.list_found():
-            return "running"
-        self.death = Death("its driver ended, which an earlier service had started", "unseen")
-        return "ended"
 
 
 @dataclass
@@ -126,6 +85,8 @@ class ClusterProcess:
     """When something was wrong with Ray, last."""
     _place: RayPlace | None = None
     """Where drivers find it."""
+    _found: dict[str, DriverProcess] = field(default_factory=dict)
+    """Drivers of an earlier service that were asked for, by their experiments."""
     _is_silent: bool = False
     """Whether the log says that Ray is silent."""
     _spawned: int = 0
@@ -215,7 +176,7 @@ class ClusterProcess:
 
     def launch(
         self, experiment_id: str, spec: SpecJson, ledger: Ledger, options: DriverOptions
-    ) -> LaunchedDriver:
+    ) -> DriverProcess:
         """Start a driver for an experiment; return at once.
 
         Raises:
@@ -226,31 +187,26 @@ class ClusterProcess:
             raise LauncherAwayError(self.problem)
         order = DriverOrder(experiment_id, spec, ledger, options, place.address)
         log = f"{place.logs}/driver-{experiment_id}.log"
-        return LaunchedDriver(self.drivers.launch(order, log), self, self.starts)
+        was_well = partial(self._was_well, self.starts, time.monotonic())
+        return self.drivers.launch(order, log, was_well)
 
-    def find(self, experiment_id: str) -> LaunchedDriver | FoundDriver | None:
+    def find(self, experiment_id: str) -> DriverProcess | None:
         """Return the driver of an experiment, None if there is none.
 
-        Raises:
-            LauncherAwayError: if Ray is lost.
-        """
-        starts = self.starts
-        process = self.drivers.find(experiment_id)
-        if process is not None:
-            return LaunchedDriver(process, self, starts, 0.0)
-        if experiment_id in self.list_found():
-            return FoundDriver(experiment_id, self, starts)
-        return None
-
-    def list_found(self) -> frozenset[str]:
-        """Return the experiments that drivers of an earlier service drive.
+        On a Ray that outlives services it may be one that an earlier service had forked.
 
         Raises:
             LauncherAwayError: if Ray is lost.
         """
-        return self._last_look().drivers
+        if (process := self.drivers.find(experiment_id)) is not None:
+            return process
+        if (seen := self._look) is None:
+            raise LauncherAwayError(self.problem)
+        if experiment_id not in seen.drivers:
+            return None
+        return self._found.setdefault(experiment_id, DriverProcess(experiment_id))
 
-    def was_well(self, start: int, since: float, moment: float) -> bool | None:
+    def _was_well(self, start: int, since: float, moment: float) -> bool | None:
         """Return whether Ray was well when something died; None: that is not known yet.
 
         `start` says which Ray it had; `since` when it began, and `moment` when it died, by the
@@ -260,29 +216,18 @@ class ClusterProcess:
             return False
         return True if self._heard > moment + SURE_SECONDS else None
 
-    def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Capacity:
-        """Return how many trials with these resources the nodes hold, or why none.
+    def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Capacity | None:
+        """Return how many trials with these resources the nodes hold, or why none; None: unknown.
 
         It is computed from the last look, so nobody waits for Ray.
-
-        Raises:
-            LauncherAwayError: if Ray is lost.
         """
-        seen = self._last_look()
+        if (seen := self._look) is None:
+            return None
         return look_for_room(resources, replicates, may_change=seen.may_change, nodes=seen.living)
 
-    def list_nodes(self) -> list[Node]:
-        """Return the nodes at the last look, which is seconds old, or older if Ray is silent.
-
-        Raises:
-            LauncherAwayError: if Ray is lost.
-        """
-        return self._last_look().nodes
-
-    def _last_look(self) -> ClusterSnapshot:
-        if self._look is None:
-            raise LauncherAwayError(self.problem)
-        return self._look
+    def list_nodes(self) -> list[Node] | None:
+        """Return the nodes at the last look, seconds old, or older if Ray is silent; None: lost."""
+        return None if (seen := self._look) is None else seen.nodes
 
     @property
     def _is_own(self) -> bool:
@@ -327,25 +272,33 @@ class ClusterProcess:
         with suppress(EOFError, OSError):
             while True:
                 kind, content = pipe.recv()
-                self._told = time.monotonic()
-                if kind == "seen":
-                    self._look, self._words = content, content.problem
-                elif kind == "silent":
-                    self._words = content
-                elif kind == "ready":
-                    self._place, self._words = content, None
-                    self.starts += 1
-                    self._problem, self._pause = None, 0.5
-                    logger.info("Ray is ready starts=%d", self.starts)
-                else:
+                if kind not in ("seen", "silent", "ready"):
                     problem, self._is_slow = str(content), kind == "slow"
                     break
-                if self._words is None:
-                    self._heard = self._told
-                else:
-                    self._ill = self._told
+                self._take(kind, content)
         self._problem, self._look, self._words = problem, None, None
         self._ill = time.monotonic()
+
+    def _take(self, kind: str, content: Any) -> None:
+        """Take what the process sees of Ray."""
+        self._told = time.monotonic()
+        if kind == "seen":
+            self._look, self._words = content, content.problem
+            for experiment in self._found.keys() - content.drivers:
+                self._found.pop(experiment).finish("ended", Death(GONE, "unseen"))
+        elif kind == "silent":
+            self._words = content
+        else:
+            self._place, self._words = content, None
+            self.starts += 1
+            self._problem, self._pause = None, 0.5
+            for experiment in list(self._found):  # it is to be looked for again
+                self._found.pop(experiment).finish("lost")
+            logger.info("Ray is ready starts=%d", self.starts)
+        if self._words is None:
+            self._heard = self._told
+        else:
+            self._ill = self._told
 
     def _end(self) -> None:
         """End the process and all that it has started on this machine.

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from eigensweep.service.queue.dispatcher import Driver, LauncherAwayError
+from eigensweep.service.queue.dispatcher import LauncherAwayError
 from eigensweep.service.queue.jobs import Handler, NotDoneError
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.sql.tables import JobKind, JobRow
+from eigensweep.workers.cluster.drivers import DriverProcess
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ class DeletionHandler(Handler):
     first_pause: ClassVar[float] = 2.0
     longest_pause: ClassVar[float] = 300.0
     record: Record
-    find_driver: Callable[[str], Driver | None]
+    find_driver: Callable[[str], DriverProcess | None]
     """Returns the running driver of an experiment, None if there is none."""
     folder: Path
     """Where each removal keeps its log."""

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal, Protocol
+from typing import Final, Protocol
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -31,6 +31,7 @@ from eigensweep.service.record.users.shares import Shares
 from eigensweep.service.store_probe import StoreProbe
 from eigensweep.store.checkpoints import replicate_key
 from eigensweep.store.places.durable_files import StorageError, StoreAwayError
+from eigensweep.workers.cluster.drivers import DriverProcess
 from eigensweep.workers.cluster.nodes import Node
 from eigensweep.workers.deaths import Death
 
@@ -62,23 +63,10 @@ class LauncherAwayError(RuntimeError):
     """What starts drivers is away; it may come back."""
 
 
-class Driver(Protocol):
-    """The process that runs one experiment, as `launch` and `find` of a launcher return it."""
-
-    death: Death | None
-    """Why it died, if that is known, or ended early; set once `state` returned so."""
-
-    def state(self) -> Literal["running", "ended", "died", "lost"]:
-        """Return whether it is at work, has returned, or stopped before its work was done.
-
-        `lost`: nothing is known of it any more; it may be found again.
-        """
-
-
 class Launcher(Protocol):
     """Starts drivers in processes of their own and finds them again.
 
-    Its methods raise LauncherAwayError while it is away.
+    `launch` and `find` raise LauncherAwayError while it is away.
     """
 
     @property
@@ -91,19 +79,19 @@ class Launcher(Protocol):
         spec: SpecJson,
         ledger: Ledger,
         options: DriverOptions,
-    ) -> Driver:
+    ) -> DriverProcess:
         """Start a driver for an experiment; return at once."""
 
-    def find(self, experiment_id: str) -> Driver | None:
+    def find(self, experiment_id: str) -> DriverProcess | None:
         """Return the driver of an experiment that an earlier service started, if it still works."""
 
-    def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Capacity:
+    def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Capacity | None:
         """Return how many trials with these resources can run at once, or why none can.
 
-        Requests wait for it, so it asks nobody.
+        Requests wait for it, so it asks nobody. None while nothing is known, as below.
         """
 
-    def list_nodes(self) -> list[Node]:
+    def list_nodes(self) -> list[Node] | None:
         """Return the nodes that trials run on, as they were last seen. It asks nobody, too."""
 
 
@@ -111,7 +99,7 @@ class Launcher(Protocol):
 class _Supervised:
     """What the dispatcher knows of one experiment beyond the record."""
 
-    driver: Driver | None = None
+    driver: DriverProcess | None = None
     is_new: bool = True
     """Whether no driver of an earlier service has been looked for yet."""
     not_before: float = 0.0
@@ -200,23 +188,13 @@ class Dispatcher:
 
     def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Capacity | None:
         """Return the room that there is now for such trials, None while that is unknown."""
-        if self.launcher is None:
-            return None
-        try:
-            return self.launcher.look_for_room(resources, replicates)
-        except LauncherAwayError:
-            return None
+        return None if self.launcher is None else self.launcher.look_for_room(resources, replicates)
 
     def list_nodes(self) -> list[Node] | None:
         """Return the nodes that trials run on, None while they are unknown."""
-        if self.launcher is None:
-            return None
-        try:
-            return self.launcher.list_nodes()
-        except LauncherAwayError:
-            return None
+        return None if self.launcher is None else self.launcher.list_nodes()
 
-    def find_driver(self, id: str) -> Driver | None:
+    def find_driver(self, id: str) -> DriverProcess | None:
         """Return the driver of an experiment that still works, None if there is none.
 
         Raises:
@@ -397,7 +375,7 @@ class Dispatcher:
                 self.record.hold_delivery(id, "others are delivered first")
         return len(too_many)
 
-    def _has_gone(self, id: str, known: _Supervised, driver: Driver) -> bool:
+    def _has_gone(self, id: str, known: _Supervised, driver: DriverProcess) -> bool:
         """Return whether the driver is gone; if it is, decide when the next one may start."""
         state = driver.state()
         if state == "running":

@@ -103,7 +103,7 @@ class Bench:
             clock=self.clock,
             writers=AtOnce(),
             in_background=False,
-            **{"lease_seconds": 1e9, **settings},
+            **settings,
         )
 
     def make_group(self, training: Any, lanes: int) -> Lockstep:

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import pytest
 from file_ledger import FileLedger
-from waiting import PATIENCE, wait_until
+from waiting import wait_until
 
 from eigensweep.protocol.code import own_code, own_parts
 from eigensweep.protocol.ledger import Ledger
@@ -67,6 +67,12 @@ def _forget_own_code() -> None:
     own_parts.cache_clear()
 
 
+def wait_for(driver: DriverProcess) -> str:
+    """Return how a driver is once it is over."""
+    wait_until(lambda: driver.state() != "running", lambda: driver, pause=0.02)
+    return driver.state()
+
+
 class Launched:
     """One experiment with its files."""
 
@@ -89,7 +95,7 @@ class Launched:
         return self
 
     def finish(self, handle: DriverProcess) -> None:
-        assert handle.wait(PATIENCE) == "ended", handle.error
+        assert wait_for(handle) == "ended", handle.death
 
     def until(self, seen: Callable[[], Any]) -> Any:
         return wait_until(seen, lambda: self.ledger.read("history"), pause=0.05)

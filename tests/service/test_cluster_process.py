@@ -19,9 +19,10 @@ from eigensweep.service.process import cluster_process
 from eigensweep.service.process.cluster_process import ClusterProcess, RayFailedError
 from eigensweep.service.queue.dispatcher import LauncherAwayError
 from eigensweep.workers.cluster import ray_cluster, served
+from eigensweep.workers.cluster.drivers import DriverProcess
 from eigensweep.workers.cluster.ray_cluster import RayCluster
 from eigensweep.workers.deaths import Death
-from eigensweep.workers.driver.process.driver_order import DriverOrder
+from eigensweep.workers.driver.process.driver_order import DriverOrder, Request
 
 OPTIONS = DriverOptions(storage="/s")
 HELPERS = Path(__file__).parents[1] / "helpers"
@@ -38,7 +39,9 @@ class PlayedDrivers:
 
     def __init__(self) -> None:
         self.problem: str | None = None
-        self.launched: list[Any] = []
+        self.launched: list[DriverProcess] = []
+        self.told: list[tuple[DriverOrder, str]] = []
+        """The order of each driver, and where its log is."""
 
     def start(self, environment: dict[str, str]) -> None:
         """Start no zygote."""
@@ -49,15 +52,15 @@ class PlayedDrivers:
     def stop(self, *, kill: bool = False) -> None:
         """Stop no zygote."""
 
-    def launch(self, order: DriverOrder, log: str) -> Any:
-        driver = SimpleNamespace(now="running", death=None, ended_at=0.0, order=order, log=log)
-        driver.state = lambda: driver.now
+    def launch(self, order: DriverOrder, log: str, was_well: Any) -> DriverProcess:
+        driver = DriverProcess(order.experiment, Request(0, b"", log), was_well)
         self.launched.append(driver)
+        self.told.append((order, log))
         return driver
 
-    def find(self, experiment: str) -> Any:
-        living = (d for d in self.launched if d.now == "running")
-        return next((d for d in living if d.order.experiment == experiment), None)
+    def find(self, experiment: str) -> DriverProcess | None:
+        living = (d for d in self.launched if d.state() == "running")
+        return next((d for d in living if d.experiment == experiment), None)
 
 
 @pytest.fixture
@@ -77,8 +80,7 @@ def make(away: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Cluste
 def die(cluster: ClusterProcess, death: Death) -> None:
     """Let the last driver end at this moment."""
     played: Any = cluster.drivers
-    played.launched[-1].ended_at = time.monotonic()
-    played.launched[-1].now, played.launched[-1].death = "died", death
+    played.launched[-1].finish("died", death)
 
 
 def lose_ray(cluster: ClusterProcess, away: Path) -> None:
@@ -103,9 +105,9 @@ def test_a_driver_is_told_where_ray_is_and_where_its_log_is(cluster, away):
     cluster.start()
     cluster.launch("e1", {}, None, OPTIONS)
     played: Any = cluster.drivers
-    (driver,) = played.launched
-    assert driver.order == DriverOrder("e1", {}, None, OPTIONS, "10.0.0.7:6379")
-    assert driver.log == str(away.with_name("logs") / "driver-e1.log")
+    ((order, log),) = played.told
+    assert order == DriverOrder("e1", {}, None, OPTIONS, "10.0.0.7:6379")
+    assert log == str(away.with_name("logs") / "driver-e1.log")
 
 
 def test_a_ray_that_goes_away_is_told_and_asked_nothing(cluster, away):
@@ -148,7 +150,7 @@ def test_a_death_is_the_drivers_own_if_ray_stays_well(cluster, monkeypatch):
     cluster.launch("e2", {}, None, OPTIONS)
     die(cluster, Death("no memory", "memory"))
     (_, other) = cluster.drivers.launched
-    assert cluster_process.LaunchedDriver(other, cluster, cluster.starts).state() == "died"
+    assert other.state() == "died"
 
 
 def test_a_death_after_a_silence_of_ray_is_not_the_drivers_own(cluster, monkeypatch):
@@ -168,9 +170,12 @@ def test_a_driver_of_an_earlier_service_ends_by_nobodys_fault(away, monkeypatch)
     cluster.start()
     driver = cluster.find("e1")
     assert (driver.state(), cluster.find("e2")) == ("running", None)
-    cluster._look = replace(cluster._look, drivers=frozenset())
+    cluster._take("seen", replace(cluster._look, drivers=frozenset()))
     assert (driver.state(), driver.death.cause) == ("ended", "unseen")
-    cluster.starts += 1
+    cluster._take("seen", replace(cluster._look, drivers=frozenset(["e1"])))
+    driver = cluster.find("e1")
+    assert (driver.state(), cluster.find("e1")) == ("running", driver)
+    cluster._take("ready", cluster._place)
     assert driver.state() == "lost"
     cluster.stop()
 

@@ -18,7 +18,7 @@ from eigensweep.service.api.app import create_app
 from eigensweep.service.process import cluster_process
 from eigensweep.service.process.cluster_process import ClusterProcess
 from eigensweep.service.queue.dispatcher import Dispatcher
-from eigensweep.workers.cluster import heartbeat
+from eigensweep.workers import ray_nodes
 
 OPTIONS = DriverOptions(storage="/s")
 
@@ -110,12 +110,11 @@ class TestHello:
     """A process that stands still is told from one that works, though its kernel accepts both."""
 
     def test_a_listener_that_says_nothing_does_not_answer(self, monkeypatch):
-        monkeypatch.setattr(heartbeat, "ANSWER_SECONDS", 0.2)
+        monkeypatch.setattr(ray_nodes, "ANSWER_SECONDS", 0.2)
         with socket.create_server(("127.0.0.1", 0)) as listener:
             place = listener.getsockname()
-            assert not heartbeat.answers(place)
-            assert heartbeat.find_silent([place, place]) == {place}
-        assert not heartbeat.answers(place), "and one that is gone"
+            assert not ray_nodes.answers(place)
+        assert not ray_nodes.answers(place), "and one that is gone"
 
     def test_one_that_hangs_up_does(self):
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -124,4 +123,4 @@ class TestHello:
                 listener.accept()[0].close()
 
             threading.Thread(target=hang_up, daemon=True).start()
-            assert heartbeat.answers(listener.getsockname())
+            assert ray_nodes.answers(listener.getsockname())

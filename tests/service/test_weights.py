@@ -32,7 +32,7 @@ from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.settings import Settings
 from eigensweep.store.checkpoints import Store, pack, replicate_key, trial_key
 from eigensweep.store.commits.kept_files import BEST
-from eigensweep.store.commits.stored_checkpoints import PIECE
+from eigensweep.store.commits.stored_commits import PIECE
 from eigensweep.store.upkeep.thinning import thin_out
 from eigensweep.training.lanes.replicates import open_attempt
 from eigensweep.training.weights import NoWeightsError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 
 import pytest
 
@@ -31,11 +32,15 @@ def test_a_node_is_not_filled_beyond_its_memory():
     assert look(memory="3 GB").trials == 1
 
 
-def test_a_node_without_connections_is_found_whatever_ray_says(monkeypatch):
-    with socket.socket() as listening, socket.socket() as closed:
-        for each in (listening, closed):
+def test_a_node_that_does_not_answer_is_found_whatever_ray_says(monkeypatch):
+    monkeypatch.setattr("eigensweep.workers.ray_nodes.ANSWER_SECONDS", 0.5)
+    with socket.socket() as answering, socket.socket() as stopped, socket.socket() as closed:
+        for each in (answering, stopped, closed):
             each.bind(("127.0.0.1", 0))
-        listening.listen()
+        for each in (answering, stopped):
+            each.listen()
+        hang_up = threading.Thread(target=lambda: answering.accept()[0].close(), daemon=True)
+        hang_up.start()
         places = [
             {
                 "Alive": alive,
@@ -44,13 +49,14 @@ def test_a_node_without_connections_is_found_whatever_ray_says(monkeypatch):
                 "NodeManagerPort": port,
             }
             for id, alive, port in (
-                ("well", True, listening.getsockname()[1]),
+                ("well", True, answering.getsockname()[1]),
+                ("stopped", True, stopped.getsockname()[1]),
                 ("silent", True, closed.getsockname()[1]),
                 ("dead", False, closed.getsockname()[1]),
             )
         ]
         monkeypatch.setattr("ray.nodes", lambda: places)
-        assert capacity.find_silent_nodes() == {"silent"}
+        assert capacity.find_silent_nodes() == {"silent", "stopped"}
 
 
 def test_only_nodes_with_the_labels_count():

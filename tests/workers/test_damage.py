@@ -37,11 +37,17 @@ def bucket() -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(params=["folder", "s3"])
-def storage(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+@pytest.fixture(scope="module", params=["folder", "s3"])
+def root(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A place for a store of each test."""
     if request.param == "folder":
-        return str(tmp_path / "store")
-    return f"{request.getfixturevalue('bucket')}/{tmp_path.name}"
+        return str(tmp_path_factory.mktemp("stores"))
+    return str(request.getfixturevalue("bucket"))
+
+
+@pytest.fixture
+def storage(root: str, tmp_path: Path) -> str:
+    return f"{root}/{tmp_path.name}"
 
 
 def order_in(storage: str) -> Order:
@@ -65,6 +71,24 @@ def numbers(report: Report, store: Store) -> Any:
     of = report.result.by_replicate[0]
     curve = [(point.step, point.metrics) for point in store.points(KEY)]
     return report.outcome, of.value, of.best_step, of.valid, of.test, curve
+
+
+@pytest.fixture(scope="module")
+def left(root: str) -> dict[str, bytes]:
+    """The files that an attempt of ten steps leaves."""
+    storage = f"{root}/left"
+    train(order_in(storage), until=10)
+    files = Store(storage).files
+    return {name: files.read(f"{KEY}/{name}") for name in files.names(KEY)}
+
+
+@pytest.fixture
+def store(storage: str, left: dict[str, bytes]) -> Store:
+    """A store in which an attempt was cut off after ten steps."""
+    made = Store(storage)
+    for name, content in left.items():
+        made.files.write(f"{KEY}/{name}", content)
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -145,11 +169,9 @@ DAMAGES: dict[str, Callable[[Store], None]] = {
 
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_trial_ends_with_the_same_numbers_whatever_is_damaged(
-    storage: str, name: str, undisturbed: Any
+    storage: str, store: Store, name: str, undisturbed: Any
 ) -> None:
     order = order_in(storage)
-    train(order, until=10)
-    store = Store(storage)
     DAMAGES[name](store)
     second = Attempt(replace(order, attempt=2, reported=10), "cpu")
     report = second.advance()
@@ -169,9 +191,7 @@ def test_a_trial_ends_with_the_same_numbers_whatever_is_damaged(
 
 
 @pytest.mark.parametrize("name", ["half a head", "an absurd attempt"])
-def test_a_damaged_head_costs_no_checkpoint(storage: str, name: str) -> None:
-    train(order_in(storage), until=10)
-    store = Store(storage)
+def test_a_damaged_head_costs_no_checkpoint(store: Store, name: str) -> None:
     DAMAGES[name](store)
     assert "from the checkpoint of step" in (store.begin(KEY, 2) or "")
     assert store.newest(KEY).step >= 5
@@ -218,10 +238,8 @@ class TestANewerVersion:
         store.files.write(name, newer)
         return newer
 
-    def test_is_refused_with_words_and_nothing_of_it_is_changed(self, storage):
+    def test_is_refused_with_words_and_nothing_of_it_is_changed(self, storage, store):
         order = order_in(storage)
-        train(order, until=10)
-        store = Store(storage)
         newer, names = self.rewrite(store), store.files.names(KEY)
         for act in (lambda: store.begin(KEY, 2), lambda: store.points(KEY)):
             with pytest.raises(NewerStoreError, match="does not know 'compressed'"):

@@ -289,12 +289,12 @@ def test_a_lost_device_is_named_with_its_node_and_gpu(with_cuda, monkeypatch):
             pass
 
     async def scene() -> Report:
-        engine = EngineActor("cuda:3", "3", need.to_dict(), order.code.to_dict())
+        engine = EngineActor("cuda:3", "3", need, order.code)
         engine._open = Lost
-        assert await engine.join(order.to_dict())
-        told = await engine.advance(order.to_dict())
+        assert await engine.join(order)
+        told = await engine.advance(order)
         engine._watch.cancel()
-        return Report.from_dict(told)
+        return told
 
     report = asyncio.run(scene())
     assert (report.lost_by, report.place.device, report.place.lanes) == ("device", "cuda:3", 2)
@@ -334,9 +334,9 @@ def test_an_engine_that_cannot_use_its_device_says_so_and_ends(with_cuda, monkey
     order = replace(make_order(), engine=need)
 
     async def scene() -> None:
-        engine = EngineActor("cuda:0", "0", need.to_dict(), order.code.to_dict())
+        engine = EngineActor("cuda:0", "0", need, order.code)
         with pytest.raises(DeviceError, match="No CUDA GPUs"):
-            await engine.join(order.to_dict())
+            await engine.join(order)
         await engine._watch
 
     asyncio.run(scene())

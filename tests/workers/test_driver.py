@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from experiments import Cluster, Launched, toys_on_path
+from experiments import Cluster, Launched, toys_on_path, wait_for
 from file_ledger import FileLedger
 from mlflow import MlflowClient
 from optuna.trial import TrialState
 from sweeps import COPYING, SCORNN
 from test_export import read
-from waiting import PATIENCE, wait_until
+from waiting import wait_until
 
 from eigensweep.protocol.ledger import PAUSED
 from eigensweep.protocol.messages import DriverOptions
@@ -214,7 +214,7 @@ class TestKills:
         reports = len(self.history(e, "report"))
         e.until(lambda: len(self.history(e, "report")) > reports)
         handle.kill()
-        assert handle.wait(PATIENCE) == "died"
+        assert wait_for(handle) == "died"
         e.run()
         trials = e.ledger.load()
         assert [t.state for t in trials] == ["completed"] * 3
@@ -279,7 +279,7 @@ class TestKills:
         e.until(lambda: any(t.reports for t in e.ledger.load()))
         e.ledger.cancel()
         e.until(lambda: e.ledger.read("end"))
-        assert handle.wait(PATIENCE) == "ended", handle.error
+        assert wait_for(handle) == "ended", handle.death
         assert e.ledger.read("end") == ["cancelled", "cancelled on request"]
         open_ones = [t for t in e.ledger.load() if t.state == "cancelled"]
         assert open_ones
@@ -363,7 +363,7 @@ class TestRace:
         handle = e.launch()
         e.until(lambda: any(t.earlier and t.state == "running" for t in e.ledger.load()))
         handle.kill()
-        assert handle.wait(PATIENCE) == "died"
+        assert wait_for(handle) == "died"
         e.run()
         self.check(e)
         (number, *_), history = self.check(e), e.ledger.read("history")

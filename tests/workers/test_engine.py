@@ -324,15 +324,15 @@ class TestEnds:
             bench.to_the_end(orders[0])
         assert bench.to_the_end(orders[1])[0][-1].outcome == "completed"
 
-    def test_a_trial_that_nobody_asks_for_is_committed_and_dropped(self, tmp_path):
-        bench = Bench(tmp_path, lease_seconds=60)
+    def test_a_trial_that_moves_is_committed_and_dropped(self, tmp_path):
+        bench = Bench(tmp_path)
         order = bench.order(0, training={"steps": 1000, "evaluate_every": 500})
         bench.engine.ask(order, 0)
-        while bench.clock.now <= 60:
-            bench.engine.turn()
+        bench.engine.turn()
+        bench.engine.leave(order, commit=True)
         bench.engine.turn()
         assert not bench.in_lanes()
-        assert Store(tmp_path).newest("e1/00000/0").step == 65
+        assert Store(tmp_path).newest("e1/00000/0").step == 5
         assert bench.to_the_end(order)[0][-1].outcome == "completed"  # who comes back goes on
 
     def test_a_stopped_engine_has_committed_what_was_in_lanes(self, bench):

@@ -67,14 +67,13 @@ def engine() -> ScriptedEngine:
 @pytest.fixture
 def actor(engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> EngineActor:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    made = EngineActor("cpu", None, NEED.to_dict(), own_code().to_dict())
+    made = EngineActor("cpu", None, NEED, own_code())
     monkeypatch.setattr(made, "_open", lambda: engine)
     return made
 
 
-def order(number: int, attempt: int = 1, reported: int = 0) -> dict[str, Any]:
-    made = make_order(number=number, attempt=attempt, reported=reported, engine=NEED)
-    return made.to_dict()
+def order(number: int, attempt: int = 1, reported: int = 0) -> Order:
+    return make_order(number=number, attempt=attempt, reported=reported, engine=NEED)
 
 
 def test_trials_are_taken_aboard_until_all_seats_are_taken(actor, engine):
@@ -89,7 +88,7 @@ def test_trials_are_taken_aboard_until_all_seats_are_taken(actor, engine):
 
 
 def test_trials_of_other_experiments_count_with_their_own_share(actor):
-    half = make_order(number=7, experiment="e2", engine=replace(NEED, trials=2)).to_dict()
+    half = make_order(number=7, experiment="e2", engine=replace(NEED, trials=2))
 
     async def scene() -> None:
         assert await actor.join(half)
@@ -105,8 +104,8 @@ def test_each_call_gives_the_next_rung_a_lost_one_comes_again(actor, engine):
         assert await actor.advance(order(0)) == first
         assert engine.asked == [(0, 0)]
         second = await actor.advance(order(0, reported=5))
-        assert (first["step"], second["step"]) == (5, 10)
-        assert second["place"]["lanes"] == 2
+        assert (first.step, second.step) == (5, 10)
+        assert second.place.lanes == 2
         engine.answer = "nothing"
         assert await actor.advance(order(0, reported=10)) is None
 
@@ -150,7 +149,7 @@ def test_a_disk_that_fails_is_told_as_such(actor, engine):
         await actor.join(order(0))
         engine.answer = EngineError("the engine could not go on")
         engine.answer.__cause__ = OSError(errno.ENOSPC, "no space left")
-        assert (await actor.advance(order(0)))["lost_by"] == "disk"
+        assert (await actor.advance(order(0))).lost_by == "disk"
 
     asyncio.run(scene())
 
@@ -186,7 +185,7 @@ def test_an_engine_that_cannot_go_on_tells_its_trials_and_ends(actor, engine, mo
         await actor.join(order(0))
         engine.answer, engine.error = EngineError("the device is lost"), "the device is lost"
         report = await actor.advance(order(0))
-        assert (report["lost"], report["lost_by"]) == ("the device is lost", "engine")
+        assert (report.lost, report.lost_by) == ("the device is lost", "engine")
         assert not await actor.join(order(1))
         await actor._watch
 
@@ -198,8 +197,8 @@ def test_an_engine_that_hangs_gives_its_trials_back_and_ends(actor, engine, monk
     monkeypatch.setattr(module, "ANSWER_SECONDS", 0.0)
 
     async def scene() -> None:
-        patient = make_order(number=1, engine=NEED, stall_seconds=100.0).to_dict()
-        hasty = make_order(number=0, engine=NEED, stall_seconds=5.0).to_dict()
+        patient = make_order(number=1, engine=NEED, stall_seconds=100.0)
+        hasty = make_order(number=0, engine=NEED, stall_seconds=5.0)
         assert await actor.join(patient)
         assert await actor.join(hasty)
         engine.answer, engine.in_turn = "nothing", 99.0
@@ -209,9 +208,9 @@ def test_an_engine_that_hangs_gives_its_trials_back_and_ends(actor, engine, monk
         actor._look_for_stall()
         for order in (patient, hasty):
             report = await actor.advance(order)
-            assert (report["lost_by"], report["outcome"]) == ("engine", None)
-            assert "no lane of the engine took a step for 101 s" in report["lost"]
-        assert not await actor.join(make_order(number=2, engine=NEED).to_dict())
+            assert (report.lost_by, report.outcome) == ("engine", None)
+            assert "no lane of the engine took a step for 101 s" in report.lost
+        assert not await actor.join(make_order(number=2, engine=NEED))
         await actor._watch
 
     with ended(monkeypatch):
@@ -237,7 +236,7 @@ class TestSlot:
 
         class Actor:
             join = Remote(lambda order: tries.pop(0) if tries else True)
-            advance = Remote(lambda order: (asked.append(order["reported"]), told.pop(0))[1])
+            advance = Remote(lambda order: (asked.append(order.reported), told.pop(0))[1])
             leave = Remote(left.append)
 
         def get(answer: Any, timeout: float | None = None) -> Any:
@@ -250,22 +249,22 @@ class TestSlot:
         monkeypatch.setattr(ray, "get", get)
         monkeypatch.setattr(module, "_engines_here", lambda order: [("engine", "cpu", None)])
         monkeypatch.setattr(module, "_find_or_start", lambda *where: Actor)
-        slot = EngineSlot(Order.from_dict(order(0)))
+        slot = EngineSlot(order(0))
         return slot, asked
 
     def test_it_asks_until_there_is_an_answer_then_for_the_next(self, monkeypatch):
-        reports = [Report(5).to_dict(), Report(10).to_dict()]
+        reports = [Report(5), Report(10)]
         slot, asked = self.slot(monkeypatch, None, reports[0], None, None, reports[1])
         assert [slot.advance().step, slot.advance().step] == [5, 10]
         assert asked == [0, 0, 5, 5, 5]
 
     def test_it_goes_aboard_again_where_it_lost_its_seat(self, monkeypatch):
-        slot, asked = self.slot(monkeypatch, NoSlotError(), Report(5).to_dict())
+        slot, asked = self.slot(monkeypatch, NoSlotError(), Report(5))
         assert slot.advance().step == 5
         assert asked == [0, 0]
 
     def test_the_death_of_the_engine_is_a_report(self, monkeypatch):
-        slot, _ = self.slot(monkeypatch, Report(5).to_dict(), ActorDiedError())
+        slot, _ = self.slot(monkeypatch, Report(5), ActorDiedError())
         assert slot.advance().lost is None
         lost = slot.advance()
         assert (lost.step, lost.outcome) == (5, None)
@@ -284,6 +283,6 @@ class TestSlot:
         monkeypatch.setattr(ray, "kill", killed.append)
         monkeypatch.setattr(module, "PAUSE_SECONDS", 0.0)
         joins = GetTimeoutError(), True
-        slot, _ = self.slot(monkeypatch, Report(5).to_dict(), joins=joins)
+        slot, _ = self.slot(monkeypatch, Report(5), joins=joins)
         report = slot.advance()
         assert (report.step, report.lost, len(killed)) == (5, None, 1)

@@ -47,10 +47,16 @@ def order(folder, number, *, experiment="e1", steps=60, lr=1e-3, seed=0, **confi
 
 
 def reports_of(engine: Engine, order: Order) -> list[Report]:
-    reports = [engine.advance(order)]
+    reports = [next_report(engine, order)]
     while reports[-1].outcome is None:
-        reports.append(engine.advance(order))
+        reports.append(next_report(engine, order))
     return reports
+
+
+def next_report(engine: Engine, order: Order) -> Report:
+    while (report := engine.ask(order, 0.5)) is None:
+        pass
+    return report
 
 
 def train(lanes: int, *orders: Order) -> list[list[Report]]:
@@ -104,7 +110,7 @@ class TestLanesAreTrialsAlone:
         with ThreadPoolExecutor(5) as callers:
             mine = callers.submit(reports_of, engine, shared)
             for other in others:
-                callers.submit(engine.advance, other).result()
+                callers.submit(next_report, engine, other).result()
                 engine.leave(other)
             assert mine.result()[-1].outcome == "completed"
         engine.stop()

@@ -205,9 +205,8 @@ class TestTraining:
             text=True,
         ) as process:
             other.close()
-            about = {"environment": {"MARK": "m1"}, "path": ["/p1"], "node_id": None}
-            own.send_bytes(json.dumps({"config": order.to_dict(), **about}).encode())
-            assert json.loads(own.recv_bytes()) == {"pid": process.pid}
+            own.send((order.to_dict(), None, {"MARK": "m1"}, ["/p1"]))
+            assert own.recv() == process.pid
             own.close()
             said, _ = process.communicate()
         assert said == "{'MARK': 'm1'} ['/p1']\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from experiments import Cluster, Launched, toys_on_path
+from experiments import Cluster, Launched, toys_on_path, wait_for
 from sweeps import COPYING, SCORNN
 
 from eigensweep.store.checkpoints import Store
@@ -97,7 +97,7 @@ def test_a_killed_driver_has_a_successor_that_decides_the_same(experiment):
     handle = killed.launch()
     killed.until(lambda: killed.ledger.read("round") >= 5)
     handle.kill()
-    assert handle.wait() == "died"
+    assert wait_for(handle) == "died"
     assert killed.ledger.read("round") < 15
     killed.run()
     for e in (whole, killed):

@@ -10,7 +10,8 @@ from typing import Any
 
 import psutil
 import pytest
-from waiting import PATIENCE, wait_until
+from experiments import wait_for
+from waiting import wait_until
 
 from eigensweep.protocol.messages import DriverOptions
 from eigensweep.workers.cluster import drivers as module
@@ -82,7 +83,7 @@ def test_a_driver_has_its_own_session_and_log(drivers, launch, tmp_path):
     assert (driver.state(), drivers.find("e1"), drivers.find("e2")) == ("running", driver, other)
     wait_until(lambda: "eigensweep::Driver e1" in " ".join(psutil.Process(driver.pid).cmdline()))
     (tmp_path / "waits").unlink()
-    assert [each.wait(PATIENCE) for each in (driver, other)] == ["ended"] * 2
+    assert [wait_for(each) for each in (driver, other)] == ["ended"] * 2
     assert (driver.death, drivers.find("e1")) == (None, None)
     assert "it drives e1" in (tmp_path / "logs" / "e1.log").read_text()
 
@@ -98,27 +99,27 @@ def test_a_driver_has_its_own_session_and_log(drivers, launch, tmp_path):
 )
 def test_it_says_why_it_ended(launch, does, state, words):
     driver = launch(does=does)
-    assert driver.wait(PATIENCE) == state
-    assert (driver.death.cause, words in driver.error) == (does, True)
+    assert wait_for(driver) == state
+    assert (driver.death.cause, words in driver.death.words) == (does, True)
 
 
 def test_one_that_cannot_read_what_it_is_told_says_so(launch):
     driver = launch(ledger=Unreadable())
-    assert driver.wait(PATIENCE) == "died"
-    assert "no number" in driver.error
+    assert wait_for(driver) == "died"
+    assert "no number" in driver.death.words
 
 
 def test_a_killed_one_has_failed_unless_memory_ran_out(launch, monkeypatch):
     driver = launch()
     wait_until(lambda: is_forked(driver))
     driver.kill()
-    assert driver.wait(PATIENCE) == "died"
+    assert wait_for(driver) == "died"
     assert driver.death == Death("the driver's process ended by SIGKILL")
     another = launch()
     wait_until(lambda: is_forked(another))
     monkeypatch.setattr(module, "count_kills", lambda: another._killed + 1)
     another.kill()
-    assert another.wait(PATIENCE) == "died"
+    assert wait_for(another) == "died"
     assert another.death.cause == "memory"
 
 
@@ -135,7 +136,7 @@ def test_drivers_outlive_their_zygote_and_the_next_one_forks_on(
     wait_until(lambda: is_forked(later))
     assert [driver.state(), later.state()] == ["running"] * 2
     (tmp_path / "waits").unlink()
-    assert (later.wait(PATIENCE), driver.wait(PATIENCE)) == ("ended", "died")
+    assert (wait_for(later), wait_for(driver)) == ("ended", "died")
     assert driver.death == Death(UNSEEN, "unseen")
 
 
@@ -146,7 +147,7 @@ def test_with_other_code_on_the_disk_another_zygote_forks(drivers, launch):
     wait_until(lambda: not psutil.pid_exists(first) or drivers._zygote.poll() is not None)
     Path("edited").unlink()
     replace_zygote(drivers)
-    assert driver.wait(PATIENCE) == "ended"
+    assert wait_for(driver) == "ended"
 
 
 def test_a_zygote_that_cannot_load_is_told_and_tried_again(monkeypatch):

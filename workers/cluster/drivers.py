@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -53,7 +53,7 @@ UNSEEN: Final = "nobody saw how its process ended, because the one that had fork
 OOM_KILLS: Final = Path("/proc/vmstat")
 """Where Linux counts the processes that it has killed for lack of memory."""
 
-State = Literal["running", "ended", "died"]
+State = Literal["running", "ended", "died", "lost"]
 
 
 @dataclass
@@ -61,7 +61,10 @@ class DriverProcess:
     """The process that drives an experiment, from when it was asked for."""
 
     experiment: str
-    request: Request
+    request: Request | None = None
+    """None: an earlier service had it forked, on a Ray that has outlived that."""
+    was_well: Callable[[float], bool | None] = lambda moment: True
+    """Says whether Ray was well when it died, by `time.monotonic`; None: that is not known yet."""
     pid: int | None = None
     """None: it is not forked yet."""
     death: Death | None = None
@@ -75,25 +78,19 @@ class DriverProcess:
     """Of `pidfd_open`: can be read when the process has ended."""
     _killed: int = field(default_factory=lambda: count_kills())
 
-    @property
-    def error(self) -> str:
-        """Why it died, for people."""
-        return "" if self.death is None else self.death.words
-
     def state(self) -> State:
-        """Return how it is. One that is not forked yet counts as running."""
+        """Return how it is; `lost` if it died because Ray was lost.
+
+        One that is not forked yet counts as running, and so does one that has died until it is
+        known how Ray was.
+        """
         if self._over is None and self.is_orphan and self._has_ended():
             self.finish("died", Death(UNSEEN, "unseen"))
+        if self._over == "died" and self.death and self.death.cause in ("failure", "unseen"):
+            was_well = self.was_well(self.ended_at)
+            if not was_well:
+                return "running" if was_well is None else "lost"
         return self._over or "running"
-
-    def wait(self, timeout: float | None = None) -> State:
-        """Wait until the driver is over, or for `timeout` seconds; return its state."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while (state := self.state()) == "running":
-            if deadline is not None and time.monotonic() >= deadline:
-                break
-            time.sleep(0.02)
-        return state
 
     def kill(self) -> None:
         """End the process at once; Ray ends those of its trials."""
@@ -119,7 +116,7 @@ class DriverProcess:
         else:
             self.finish("died", Death(f"the driver's process ended {describe_status(status)}"))
 
-    def finish(self, state: State, death: Death | None) -> None:
+    def finish(self, state: State, death: Death | None = None) -> None:
         """Note how it was when it ended."""
         self.death, self.ended_at, self._over = death, time.monotonic(), state
         end, self._end = self._end, None
@@ -188,11 +185,16 @@ class Drivers:
         self._end_zygote()
         self._spawn()
 
-    def launch(self, order: DriverOrder, log: str) -> DriverProcess:
+    def launch(
+        self,
+        order: DriverOrder,
+        log: str,
+        was_well: Callable[[float], bool | None] = lambda moment: True,
+    ) -> DriverProcess:
         """Have a driver forked, which writes its output to the file `log`; return at once."""
         with self._turn:
             request = Request(next(self._numbers), pickle.dumps(order), log)
-            process = DriverProcess(order.experiment, request)
+            process = DriverProcess(order.experiment, request, was_well)
             self._processes[request.number] = process
             self._send(process)
             return process

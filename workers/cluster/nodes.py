@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from eigensweep.protocol.shares import ACCELERATOR_LABEL
 from eigensweep.workers.ray_nodes import RayNode
@@ -93,29 +93,23 @@ def read_nodes(
     nodes, and `gone` the times at which nodes died. Nodes that died `GONE_SECONDS` before `now` are
     left out.
     """
-    found = [
-        replace(
-            _read_node(node, free.get(node["NodeID"])),
-            answers=node["NodeID"] not in silent,
-            drains_until=draining.get(node["NodeID"]),
-            gone_at=gone.get(node["NodeID"]),
+    found = []
+    for node in nodes:
+        id, labels = node["NodeID"], node.get("Labels") or {}
+        if gone.get(id, now) < now - GONE_SECONDS:
+            continue
+        made = Node(
+            id=id,
+            name=node["NodeManagerHostname"],
+            alive=node["Alive"],
+            total=Amounts.of(node["Resources"]),
+            free=Amounts.of(free[id]) if id in free and node["Alive"] else None,
+            labels={key: value for key, value in labels.items() if not key.startswith("ray.io/")},
+            accelerator_type=labels.get(ACCELERATOR_LABEL),
+            address=node.get("NodeManagerAddress", ""),
+            answers=id not in silent,
+            drains_until=draining.get(id),
+            gone_at=gone.get(id),
         )
-        for node in nodes
-        if gone.get(node["NodeID"], now) >= now - GONE_SECONDS
-    ]
+        found.append(made)
     return sorted(found, key=lambda node: (not node.alive, node.name, node.id))
-
-
-def _read_node(node: RayNode, free: Mapping[str, float] | None) -> Node:
-    """Read what `ray.nodes` says of a node, and what is free there."""
-    labels = node.get("Labels") or {}
-    return Node(
-        id=node["NodeID"],
-        name=node["NodeManagerHostname"],
-        alive=node["Alive"],
-        total=Amounts.of(node["Resources"]),
-        free=None if free is None or not node["Alive"] else Amounts.of(free),
-        labels={key: value for key, value in labels.items() if not key.startswith("ray.io/")},
-        accelerator_type=labels.get(ACCELERATOR_LABEL),
-        address=node.get("NodeManagerAddress", ""),
-    )

@@ -20,11 +20,10 @@ import ray.exceptions
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
 from eigensweep.common.private_folders import UnsafeFolderError
-from eigensweep.workers.cluster import heartbeat
 from eigensweep.workers.cluster.nodes import ClusterSnapshot, Node, RayPlace, read_nodes
 from eigensweep.workers.cluster.ray_folder import RayFolder
 from eigensweep.workers.driver.process.ray_job import EXPERIMENT, connect
-from eigensweep.workers.ray_nodes import list_nodes
+from eigensweep.workers.ray_nodes import answers, find_silent, list_nodes
 
 logger = logging.getLogger(__name__)
 
@@ -125,9 +124,7 @@ class RayCluster:
         from eigensweep.workers.driver.nodes.capacity import list_living_nodes
 
         living = list_living_nodes()
-        places = {n["NodeID"]: (n["NodeManagerAddress"], n["NodeManagerPort"]) for n in living}
-        quiet = heartbeat.find_silent(places.values())
-        silent = {id for id, place in places.items() if place in quiet}
+        silent = find_silent(living)
         here = ray.get_runtime_context().get_node_id()
         return ClusterSnapshot(
             self.list_nodes(silent),
@@ -201,7 +198,7 @@ class RayCluster:
     def explain_silence(self) -> str | None:
         """Return which words fit a Ray whose head does not answer; None: it does."""
         address = self._addresses["gcs_address"]
-        if heartbeat.answers(_split(address)):
+        if answers(_split(address)):
             return None
         return f"Ray's control process at {address} does not answer"
 
@@ -217,11 +214,6 @@ class RayCluster:
             self._folder.remove()
 
 
-def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
-
-
 def _knock(address: str) -> None:
     """Raise ClusterError if nobody listens at `host:port`: Ray would try for ten minutes."""
     host, _, port = address.rpartition(":")
@@ -231,6 +223,12 @@ def _knock(address: str) -> None:
         socket.create_connection(_split(address), KNOCK_SECONDS).close()
     except OSError as error:
         raise ClusterError(f"no Ray answers at {address}: {error}") from error
+
+
+def _split(address: str) -> tuple[str, int]:
+    """Return host and port of `host:port`; the host may be an IPv6 address in brackets."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 def _init(**settings: Any) -> dict[str, str]:

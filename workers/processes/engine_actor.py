@@ -31,6 +31,7 @@ from eigensweep.protocol.messages import Code, EngineNeed, LostBy, Order, Place,
 from eigensweep.protocol.patience import START_SECONDS, patience_with
 from eigensweep.store.places.durable_files import disk_failure
 from eigensweep.training.devices import DeviceError, see_only, try_out
+from eigensweep.training.errors import is_of_the_device
 from eigensweep.workers.ray_nodes import list_nodes
 
 if TYPE_CHECKING:
@@ -99,8 +100,8 @@ class EngineActor:
         self,
         device: str,
         gpu: str | None,
-        need: dict[str, object],
-        code: dict[str, object],
+        need: EngineNeed,
+        code: Code,
         log_format: LogFormat = "text",
     ) -> None:
         """Take the device as trials name it, `cpu` or `cuda:ID`, and the id of its GPU."""
@@ -108,8 +109,7 @@ class EngineActor:
         # Ray gives this process no GPU, because the trials' shares are the account. It sees the one
         # that Ray gave to the trial which started it.
         see_only(gpu)
-        self._device, self._need = device, EngineNeed.from_dict(need)
-        self._code = Code.from_dict(code)
+        self._device, self._need, self._code = device, need, code
         self._place = Place(platform.node(), os.getpid(), device, node_id=find_node())
         self._engine: Engine | None = None
         self._opening = asyncio.Lock()
@@ -121,14 +121,13 @@ class EngineActor:
         """Why the engine ends because it hangs; None: it does not."""
         self._watch: asyncio.Task[None] | None = None
 
-    async def join(self, order: dict[str, object]) -> bool:
+    async def join(self, order: Order) -> bool:
         """Give a trial a slot; False if all are taken, or this process is about to end.
 
         Raises:
             ForeignCodeError: if this process would run other code than the trial's driver.
             DeviceError: if the device cannot be used; this process ends then.
         """
-        wanted = Order.from_dict(order)
         async with self._opening:
             if self._watch is None:
                 self._watch = asyncio.create_task(self._look_after())
@@ -138,42 +137,40 @@ class EngineActor:
                 except DeviceError:
                     self._is_broken = True  # in another process it may work again
                     raise
-        earlier = self._slots.pop(_key(wanted), None)
+        earlier = self._slots.pop(_key(order), None)
         if earlier is not None:  # its process was lost, or its driver
             self._engine.leave(earlier.order, commit=True)
-        slot = _HeldSlot(wanted)
+        slot = _HeldSlot(order)
         taken = sum(each.weight for each in self._slots.values())
         if self._is_broken or taken + slot.weight > 1 + 1e-9:
             return False
-        self._slots[_key(wanted)] = slot
+        self._slots[_key(order)] = slot
         return True
 
-    async def advance(self, order: dict[str, object]) -> dict[str, object] | None:
+    async def advance(self, order: Order) -> Report | None:
         """Return the report of the trial's next rung, None if it is not there yet: ask again.
 
         Raises:
             NoSlotError: if the trial has no slot.
             StaleAttemptError: if the trial has a later attempt.
         """
-        asked = Order.from_dict(order)
-        slot = self._slots.get(_key(asked))
-        if slot is None or slot.order.attempt != asked.attempt:
-            raise NoSlotError(f"trial {asked.number} of {asked.experiment} has no slot here")
+        slot = self._slots.get(_key(order))
+        if slot is None or slot.order.attempt != order.attempt:
+            raise NoSlotError(f"trial {order.number} of {order.experiment} has no slot here")
         slot.asked_at = time.monotonic()
         async with slot.asking:
-            if slot.last is None or asked.reported >= slot.last.step:
-                report = await self._ask(asked)
+            if slot.last is None or order.reported >= slot.last.step:
+                report = await self._ask(order)
                 if report is None:
                     return None
-                lanes = None if asked.engine is None else asked.engine.lanes
+                lanes = None if order.engine is None else order.engine.lanes
                 slot.last = replace(report, place=replace(self._place, lanes=lanes))
-            return slot.last.to_dict()
+            return slot.last
 
-    async def leave(self, order: dict[str, object]) -> None:
+    async def leave(self, order: Order) -> None:
         """Take its slot from this attempt of a trial, if it has one."""
-        left = Order.from_dict(order)
-        slot = self._slots.get(_key(left))
-        if slot is not None and slot.order.attempt == left.attempt:
+        slot = self._slots.get(_key(order))
+        if slot is not None and slot.order.attempt == order.attempt:
             self._drop(slot)
 
     async def occupancy(self) -> dict[str, object]:
@@ -196,7 +193,6 @@ class EngineActor:
     async def _ask(self, order: Order) -> Report | None:
         """Ask the engine; if it cannot go on, that is a report, too."""
         from eigensweep.tasks.corpus import CorpusMissingError
-        from eigensweep.training.errors import is_of_the_device
         from eigensweep.training.lanes.engine.register import EngineError
 
         assert self._engine is not None
@@ -238,6 +234,8 @@ class EngineActor:
             await asyncio.sleep(1)
             self._look_for_stall()
             for slot in list(self._slots.values()):
+                if slot.asking.locked():  # its process waits for an answer
+                    slot.asked_at = time.monotonic()
                 waits = time.monotonic() - slot.asked_at
                 if waits > LEASE_SECONDS:
                     words = "trial has not asked for %.0f s, off the engine experiment=%s trial=%d"
@@ -289,8 +287,8 @@ class EngineSlot:
             try:
                 if self._engine is None:
                     self._engine = self._join()
-                answer = ray.get(
-                    self._engine.advance.remote(self._order.to_dict()),
+                report: Report | None = ray.get(
+                    self._engine.advance.remote(self._order),
                     timeout=max(patience_with(self._order.stall_seconds), UNANSWERED_SECONDS),
                 )
             except NoSlotError:
@@ -305,8 +303,7 @@ class EngineSlot:
                 self._engine = None
                 return Report(self.reached_step, lost=f"the engine that trained it died: {error}")
             else:
-                if answer is not None:
-                    report = Report.from_dict(answer)
+                if report is not None:
                     if report.lost is not None:
                         self.leave()
                     self._order = replace(self._order, reported=report.step)
@@ -316,7 +313,7 @@ class EngineSlot:
         """Give the slot back."""
         engine, self._engine = self._engine, None
         if engine is not None:
-            engine.leave.remote(self._order.to_dict())
+            engine.leave.remote(self._order)
 
     def _join(self) -> Any:
         """Return an engine of this node's in which the trial has a slot now.
@@ -333,7 +330,7 @@ class EngineSlot:
             for name, device, gpu in _engines_here(self._order):
                 engine = _find_or_start(name, device, gpu, self._order)
                 try:
-                    asked = engine.join.remote(self._order.to_dict())
+                    asked = engine.join.remote(self._order)
                     if ray.get(asked, timeout=START_SECONDS):
                         return engine
                 except ray.exceptions.GetTimeoutError:
@@ -385,7 +382,7 @@ def _find_or_start(name: str, device: str, gpu: str | None, order: Order) -> Any
             # Not in the trial's placement group, with which it would end.
             scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
         )
-        .remote(device, gpu, order.engine.to_dict(), order.code.to_dict(), order.log_format)
+        .remote(device, gpu, order.engine, order.code, order.log_format)
     )
 
 

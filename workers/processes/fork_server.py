@@ -18,7 +18,6 @@ was not asked for anything for a while.
 from __future__ import annotations
 
 import ctypes
-import json
 import logging
 import os
 import select
@@ -32,7 +31,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing.connection import Connection
-from typing import Final, TypedDict
+from typing import Final
 
 from eigensweep.common.loading import load_for_good
 
@@ -50,15 +49,11 @@ FORK, LOOK = b"f", b"l"
 FILES: Final = 3
 """The connection for calls, standard output and standard error of the forked process."""
 
-TRAINS: Final = (
-    "eigensweep.training.errors",
+TRAINING: Final = (
     "eigensweep.training.lanes.replicates",
     "eigensweep.workers.processes.runner",
 )
-"""What a trial needs, PyTorch with it. By name, for no tool takes these for idle imports."""
-
-STALE: Final = "stale"
-"""Key of an answer that stands for a `StaleWriteError`."""
+"""What is loaded before a fork: with it come PyTorch, the models and the tasks."""
 
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 """Of `prctl`, from Linux' sys/prctl.h."""
@@ -93,7 +88,7 @@ def load(digest: str) -> bool:
     with load_for_good():
         if own_code().digest != digest:
             return False
-        for name in TRAINS:
+        for name in TRAINING:
             import_module(name)
     return True
 
@@ -216,53 +211,29 @@ def find_peer(connection: socket.socket) -> tuple[int, int]:
     return process, user
 
 
-class OrderHead(TypedDict):
-    """An `Order` as plain data, as far as it is read before the class is loaded."""
-
-    number: int
-
-
-class Begin(TypedDict):
-    """What a forked process is told first."""
-
-    config: OrderHead
-    node_id: str | None
-    environment: dict[str, str]
-    path: list[str]
-
-
-class MethodCall(TypedDict):
-    """A call of a method of `Runner`."""
-
-    method: str
-    arguments: list[OrderHead]
-
-
 def answer_calls(calls: Connection) -> None:
     """Train what the trial's process says, call by call, until it says no more."""
     from eigensweep.protocol.ledger import StaleWriteError
     from eigensweep.workers.processes.runner import Runner
 
-    begin: Begin = json.loads(calls.recv_bytes())
+    order, node_id, environment, sys.path[:] = calls.recv()
     os.environ.clear()
-    os.environ.update(begin["environment"])
-    sys.path[:] = begin["path"]
-    order = begin["config"]
+    os.environ.update(environment)
     name_process(f"trial-{order['number']}")
-    runner = Runner(order, "cpu", begin["node_id"])
-    calls.send_bytes(json.dumps({"pid": os.getpid()}).encode())
+    runner = Runner(order, "cpu", node_id)
+    calls.send(os.getpid())
     while True:
         try:
-            call: MethodCall = json.loads(calls.recv_bytes())
+            method, *orders = calls.recv()
         except EOFError:
             return
-        if call["method"] == "train_next":
-            name_process(f"trial-{call['arguments'][0]['number']}")
+        for order in orders:
+            name_process(f"trial-{order['number']}")
         try:
-            answer = {"returned": getattr(runner, call["method"])(*call["arguments"])}
+            answer = getattr(runner, method)(*orders)
         except StaleWriteError as error:
-            answer = {STALE: str(error)}
-        calls.send_bytes(json.dumps(answer).encode())
+            answer = error
+        calls.send(answer)
 
 
 def name_process(name: str) -> None:

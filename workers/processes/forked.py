@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from eigensweep.protocol.ledger import StaleWriteError
 from eigensweep.protocol.messages import Order
-from eigensweep.workers.processes.fork_server import FORK, LOOK, STALE, find_peer
+from eigensweep.workers.processes.fork_server import FORK, LOOK, find_peer
 
 logger = logging.getLogger(__name__)
 
@@ -66,11 +66,10 @@ class Forked:
             ForkedEndedError: if the server has ended instead.
             TimeoutError: if it does not fork.
         """
-        environment, path = dict(os.environ), sys.path
-        self._send({"config": config, "node_id": node_id, "environment": environment, "path": path})
+        self._send((config, node_id, dict(os.environ), sys.path))
         if not self._calls.poll(LOADING_SECONDS):
             raise TimeoutError(f"no process was forked within {LOADING_SECONDS:.0f} s")
-        self.pid = self._receive()["pid"]
+        self.pid = self._receive()
 
     def close(self) -> None:
         """End the process."""
@@ -92,24 +91,23 @@ class Forked:
         self._call("stop")
 
     def _call(self, method: str, *arguments: Mapping[str, object]) -> Any:
-        self._send({"method": method, "arguments": arguments})
+        self._send((method, *arguments))
         answer = self._receive()
-        if STALE in answer:
-            raise StaleWriteError(answer[STALE])
-        return answer["returned"]
+        if isinstance(answer, StaleWriteError):
+            raise answer
+        return answer
 
-    def _send(self, content: dict[str, object]) -> None:
+    def _send(self, content: tuple[object, ...]) -> None:
         try:
-            self._calls.send_bytes(json.dumps(content).encode())
+            self._calls.send(content)
         except OSError as error:
             raise self._ended() from error
 
     def _receive(self) -> Any:
         try:
-            content = json.loads(self._calls.recv_bytes())
+            return self._calls.recv()
         except (OSError, EOFError) as error:
             raise self._ended() from error
-        return content
 
     def _ended(self) -> ForkedEndedError:
         what = f"process {self.pid}" if self.pid else "the process"

@@ -9,21 +9,21 @@ from __future__ import annotations
 import json
 import os
 import platform
-import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from eigensweep.common import logs, traces
-from eigensweep.protocol.code import ForeignCodeError, check_build, check_code
+from eigensweep.protocol.code import check_build, check_code
 from eigensweep.protocol.ledger import StaleWriteError
 from eigensweep.protocol.messages import Order, Place, Report
 from eigensweep.store.checkpoints import Store
 from eigensweep.store.places.durable_files import disk_failure
 from eigensweep.store.upkeep import store_markers
 from eigensweep.training import memory_limit
-from eigensweep.training.devices import DeviceError, find_crowding, try_out
+from eigensweep.training.devices import find_crowding, try_out
+from eigensweep.training.errors import is_of_the_device, is_of_the_node, is_out_of_memory
 from eigensweep.training.memory_limit import MemoryWatch
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Runner:
                 report = Report(step, lost=words, lost_by="node")
             elif (crowding := self._find_crowding(error)) is not None:
                 report = Report(step, lost=crowding, lost_by="node")
-            elif self._has_used_device and is_of_the_device(error):
+            elif self._device != "cpu" and is_of_the_device(error):
                 words = (
                     f"node {platform.node()} lost {self._place.device}: {describe_failure(error)}"
                 )
@@ -152,14 +152,9 @@ class Runner:
         self._leave = slot.leave
         return slot
 
-    @property
-    def _has_used_device(self) -> bool:
-        """Whether an error may be that of a GPU. Where no torch is loaded, it is not loaded now."""
-        return self._device != "cpu" and "torch" in sys.modules
-
     def _find_crowding(self, error: Exception) -> str | None:
         """Return why there was no memory, where other processes hold that of this one's device."""
-        if not (self._has_used_device and is_of_memory(error)):
+        if not is_out_of_memory(error):
             return None
         order = Order.from_dict(self.config)
         return find_crowding(self._device, order.resources.get("GPU", 1.0))
@@ -217,33 +212,10 @@ def open_attempt(order: Order, device: str) -> Attempt:
 def describe_failure(error: Exception) -> str:
     """Return the traceback of a trial's error; where memory was lacking, with what would help."""
     words = traceback.format_exc()
-    if "torch" in sys.modules and is_of_memory(error):
+    if is_out_of_memory(error):
         words += (
             f"{memory_limit.KIND}: there was not enough memory for it. A smaller task.batch_size, "
             "shorter sequences or fewer hidden units take less; a larger resources.gpus leaves "
             "more of a GPU to each trial\n"
         )
     return words
-
-
-def is_of_memory(error: Exception) -> bool:
-    """Tell whether the device, or the machine, had no memory left."""
-    from eigensweep.training.errors import is_out_of_memory
-
-    return is_out_of_memory(error)
-
-
-def is_of_the_device(error: Exception) -> bool:
-    """Tell whether nothing works on the device any more until another process begins."""
-    from eigensweep.training import errors
-
-    return errors.is_of_the_device(error)
-
-
-def is_of_the_node(error: Exception) -> bool:
-    """Tell whether another node might do better: this one has other code, or lacks something."""
-    if isinstance(error, ForeignCodeError | DeviceError):
-        return True
-    from eigensweep.tasks.corpus import CorpusMissingError
-
-    return isinstance(error, CorpusMissingError)

@@ -30,6 +30,7 @@ next head is made. Where it is damaged, `rebuild_head` makes one of what the fil
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -43,6 +44,9 @@ from eigensweep.store.places.files import Files
 
 DAMAGED_HEAD: Final = "damaged-head.json"
 """What is kept of a head that an attempt has gone back behind."""
+
+KEY: Final = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)*", re.ASCII)
+"""A key leads to no other place: names joined by slashes, such as `e7/00012/0`."""
 
 MOST_TRIES: Final = 50
 """How often a change begins again because others change the same key."""
@@ -215,7 +219,9 @@ class Heads:
             raise
 
     def _look(self, key: str) -> _Seen:
-        """Return what is seen of a key."""
+        """Return what is seen of a key; ValueError if it is none."""
+        if not KEY.fullmatch(key):
+            raise ValueError(f"a key is names joined by slashes, such as e7/00012/0; got {key!r}")
         for _ in range(MOST_TRIES):
             names = self._files.names(key)
             heads = [name for name in reversed(names) if HEAD.fullmatch(name)]

@@ -10,9 +10,8 @@ from typing import Final, Literal
 
 from eigensweep.store.checkpoints import Store
 from eigensweep.store.commits.head import Checkpoint, Head, StaleAttemptError
-from eigensweep.store.commits.heads import Change
+from eigensweep.store.commits.heads import KEY, Change
 from eigensweep.store.commits.kept_files import BEST, find_kept
-from eigensweep.store.commits.store_part import KEY
 from eigensweep.store.places.durable_files import DamagedError
 
 logger = logging.getLogger(__name__)

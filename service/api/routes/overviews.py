@@ -41,7 +41,7 @@ from eigensweep.service.record.views.overviews import (
 from eigensweep.store.checkpoints import Store
 from eigensweep.store.commits.curves import CurvePoint
 from eigensweep.store.commits.kept_files import BEST
-from eigensweep.store.commits.stored_checkpoints import PIECE
+from eigensweep.store.commits.stored_commits import PIECE
 
 router = APIRouter(tags=["overviews"], route_class=DescribedRoute)
 

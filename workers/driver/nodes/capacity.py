@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from typing import Final
 
 from eigensweep.protocol.shares import Capacity, Share, share_of
 from eigensweep.search_spaces.sections import ResourcesConfig
-from eigensweep.workers.ray_nodes import RayNode, list_nodes
-
-KNOCK_SECONDS: Final = 1.0
-"""How long a node may take to accept a connection; a kernel needs milliseconds, also where Ray's
-process stands still."""
-KNOCKS: Final = 32
-"""Nodes that are asked at once."""
+from eigensweep.workers.ray_nodes import RayNode, find_silent, list_nodes
 
 
 def count_slots(share: Share, nodes: Iterable[RayNode] | None = None) -> int:
@@ -33,23 +23,12 @@ def find_nodes(share: Share) -> frozenset[str]:
 
 
 def find_silent_nodes() -> frozenset[str]:
-    """Return Ray's ids of the nodes that count as alive and accept no connection.
+    """Return Ray's ids of the nodes that count as alive and do not answer.
 
-    They are dead or cut off. Ray itself waits for some 15 seconds before it says so, and may place
-    trials there until then.
+    They are dead, cut off, or stand still. Ray itself waits for some 15 seconds before it says so,
+    and may place trials there until then.
     """
-    nodes = list_living_nodes()
-    with ThreadPoolExecutor(KNOCKS) as threads:
-        answers = threads.map(_answers, nodes)
-    return frozenset(n["NodeID"] for n, answer in zip(nodes, answers, strict=True) if not answer)
-
-
-def _answers(node: RayNode) -> bool:
-    place = node["NodeManagerAddress"], node["NodeManagerPort"]
-    with suppress(OSError):
-        socket.create_connection(place, KNOCK_SECONDS).close()
-        return True
-    return False
+    return find_silent(list_living_nodes())
 
 
 def find_parts(share: Share) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """An engine: one device, and the trials of any experiments that share it as lanes.
 
-Callers are threads, one for each trial, which `advance` their trial from rung to rung. One thread
+Callers are threads, one for each trial, which `ask` for its reports, rung by rung. One thread
 trains: groups of replicates of equal shape side by side, one group after another in short slices of
 time. A lane goes on past its rung while the scheduler decides. A lane that becomes free is refilled
 at once from the trials that wait, which are those of callers beyond the number of lanes: so there
@@ -40,9 +40,6 @@ logger = logging.getLogger(__name__)
 SLICE_SECONDS = 0.25
 """Seconds for which one group trains before the engine looks around."""
 
-LEASE_SECONDS = 120.0
-"""After so long without a call of its process, a trial is committed and dropped."""
-
 WRITERS = 2
 """Threads that write commits."""
 
@@ -61,10 +58,9 @@ class Engine:
     def __init__(
         self,
         device: str,
-        lanes: int | Callable[[TrialConfig], int],
+        lanes: int,
         *,
         sharing: Sharing | None = None,
-        lease_seconds: float = LEASE_SECONDS,
         slice_seconds: float = SLICE_SECONDS,
         threads: int = 1,
         clock: Callable[[], float] = time.monotonic,
@@ -73,23 +69,22 @@ class Engine:
     ) -> None:
         """Prepare an engine on `device`, `cpu` or `cuda`; it trains from the first order on.
 
-        `lanes` is how many replicates of one shape train side by side, or says so for a
-        configuration; an order that names its lanes gets those. `threads` are those of PyTorch on
+        `lanes` is how many replicates of one shape train side by side; an order that names its
+        lanes gets those. `threads` are those of PyTorch on
         the CPU. Tests give a clock of their own, another pool that writes commits, and turn the
         engine themselves, with `turn`, where it is not `in_background`.
 
         Raises:
             ValueError: if there is no lane.
         """
-        if isinstance(lanes, int) and lanes < 1:
+        if lanes < 1:
             raise ValueError(f"an engine needs at least one lane; got lanes={lanes}")
-        self.device = device
-        self._lanes = lanes if callable(lanes) else lambda config: lanes
+        self.device, self._lanes = device, lanes
         self._sharing = sharing or Sharing()
         self._threads, self._clock = threads, clock
         self._thread: threading.Thread | None = None
         self._in_background = in_background
-        self._register = Register(clock)
+        self._register = Register()
         self._groups = Groups(device, self._sharing.make_group)
         pool = writers or ThreadPoolExecutor(WRITERS, thread_name_prefix="commits")
         self._commits = Commits(self._register, pool)
@@ -100,7 +95,6 @@ class Engine:
             self._commits,
             self._faults,
             slice_seconds=slice_seconds,
-            lease_seconds=lease_seconds,
             clock=clock,
         )
         self._turn_began: float | None = None
@@ -108,8 +102,8 @@ class Engine:
         self.longest_turn = 0.0
         """Seconds of the longest turn so far."""
 
-    def advance(self, order: Order) -> Report:
-        """Return the report of a trial's next rung, as soon as the trial has come there.
+    def ask(self, order: Order, seconds: float) -> Report | None:
+        """Return the report of a trial's next rung; None if it is not there after some seconds.
 
         The first call for an attempt makes the trial a member, and each further one returns the
         next report. Rungs up to `order.reported` are left out. A report with an outcome is the last
@@ -119,32 +113,18 @@ class Engine:
             StaleAttemptError: if the trial has a later attempt.
             EngineError: if engine or machine could not go on; the trial can, in another attempt.
         """
-        while True:
-            report = self.ask(order, IDLE_SECONDS)
-            if report is not None:
-                return report
-
-    def ask(self, order: Order, seconds: float) -> Report | None:
-        """Do what `advance` does, but return None if there is no report after some seconds.
-
-        Raises:
-            StaleAttemptError: if the trial has a later attempt.
-            EngineError: if engine or machine could not go on; the trial can, in another attempt.
-        """
         deadline = time.monotonic() + seconds
         trial = self._register.enter(order)
-        try:
-            if not self._open(trial, deadline):
-                return None
-            self._start()
-            return self._register.take_report(trial, order.reported, deadline)
-        finally:
-            self._register.exit(trial)
+        if not self._open(trial, deadline):
+            return None
+        self._start()
+        return self._register.take_report(trial, order.reported, deadline)
 
     def leave(self, order: Order, *, commit: bool = False) -> None:
         """Drop a trial, without waiting for it; with `commit`, commit first what it has trained.
 
-        A trial that goes on elsewhere needs the `commit`; one that ends here does not.
+        A trial that goes on elsewhere needs the `commit`; one that ends here does not. A trial that
+        nobody asks for any more stays until somebody says so (`EngineActor` gives leases).
         """
         self._register.leave(order, commit)
 
@@ -219,7 +199,7 @@ class Engine:
             alone = self._sharing.explain_alone(config)
             shape = self._sharing.shape_key(config)
             need = trial.order.engine
-            lanes = 1 if alone else self._lanes(config) if need is None else need.lanes
+            lanes = 1 if alone else self._lanes if need is None else need.lanes
         except Exception as error:
             if is_out_of_memory(error):
                 with self._register.changed:

@@ -20,7 +20,6 @@ class MemberTrial:
 
     order: Order
     arrival: int
-    asked_at: float
     predecessor: MemberTrial | None = None
     """An earlier attempt that must have gone before this one is picked up from the store."""
     attempt: Attempt | None = None
@@ -33,7 +32,6 @@ class MemberTrial:
     probe: Probe | None = None
     """The search for who made its group fail."""
     probed_until: int = 0
-    callers: int = 0
     reports: deque[Report] = field(default_factory=deque)
     """To be given out."""
     held: deque[tuple[Report, list[Future[None]]]] = field(default_factory=deque)
@@ -41,7 +39,7 @@ class MemberTrial:
     error: BaseException | None = None
     """What callers are told instead of a report."""
     drop: str | None = None
-    """Why it goes: `left`, `moved`, `silent` or `superseded`."""
+    """Why it goes: `left`, `moved` or `superseded`."""
     is_opening: bool = False
     is_over: bool = False
     """There is nothing more to train."""

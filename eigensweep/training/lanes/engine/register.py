@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 
 from eigensweep.protocol.messages import Order, Report
 from eigensweep.store.commits.head import StaleAttemptError
@@ -23,17 +22,16 @@ class Register:
     holds it may make nothing on the device, and the training thread holds it for moments only.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self) -> None:
         self.changed = threading.Condition(threading.RLock())
         self.trials: dict[tuple[str, str, int], MemberTrial] = {}
         self.is_stopping = False
         self.broken: EngineError | None = None
         """Why the engine does not go on."""
         self._arrivals = 0
-        self._clock = clock
 
     def enter(self, order: Order) -> MemberTrial:
-        """Return the member for an order, new or known, with one caller more.
+        """Return the member for an order, new or known.
 
         Raises:
             StaleAttemptError: if the trial has a later attempt.
@@ -50,7 +48,6 @@ class Register:
                 )
             is_same = known is not None and known.order.attempt == order.attempt
             if known is not None and is_same and known.drop is None:
-                known.callers += 1
                 return known
             if known is not None:
                 known.drop = known.drop or "superseded"
@@ -59,16 +56,10 @@ class Register:
                     f"{order.experiment} has left, or has a successor"
                 )
             self._arrivals += 1
-            trial = MemberTrial(order, self._arrivals, self._clock(), predecessor=known, callers=1)
+            trial = MemberTrial(order, self._arrivals, predecessor=known)
             self.trials[_key(order)] = trial
             self.changed.notify_all()
             return trial
-
-    def exit(self, trial: MemberTrial) -> None:
-        """Count one caller of a member less; its lease begins anew."""
-        with self.changed:
-            trial.callers -= 1
-            trial.asked_at = self._clock()
 
     def take_report(self, trial: MemberTrial, reported: int, deadline: float) -> Report | None:
         """Return the next report beyond the step `reported`, None if there is none in time.
@@ -105,6 +96,8 @@ class Register:
             trial = self.trials.get(_key(order))
             if trial is not None and trial.order.attempt <= order.attempt:
                 trial.drop = trial.drop or ("moved" if commit else "left")
+                if trial.is_gone:
+                    self.forget(trial)
                 self.changed.notify_all()
 
     def forget(self, trial: MemberTrial) -> None:
@@ -121,23 +114,13 @@ class Register:
                 if trial.attempt is not None and (not trial.is_over or trial.held)
             ]
 
-    def list_leaving(self, lease: float) -> list[MemberTrial]:
-        """Return the trials that left, have a successor, or had no caller for `lease` seconds.
-
-        The earliest attempt of a trial comes first.
-        """
-        now = self._clock()
+    def list_leaving(self) -> list[MemberTrial]:
+        """Return the trials that left or have a successor; the earliest attempt comes first."""
         with self.changed:
             trials = list(self.trials.values())
             for trial in trials:  # grows meanwhile
                 if trial.predecessor is not None:
                     trials.append(trial.predecessor)
-            for trial in trials:
-                silent = not trial.callers and now - trial.asked_at > lease
-                if silent and trial.is_gone:
-                    self.forget(trial)
-                elif silent and trial.drop is None:
-                    trial.drop = "silent"
             going = [t for t in trials if t.drop is not None and not t.is_gone and not t.is_opening]
         going.reverse()
         return going

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from contextlib import nullcontext
 
-from eigensweep.common import logs
-from eigensweep.store.marks import Mark, cancel_mark, leave_mark, pause_mark
+from eigensweep.store.marks import cancel_mark, leave_mark, pause_mark
 from eigensweep.training.attempt import GLANCE_SECONDS
 from eigensweep.training.lanes.engine.commits import Commits
 from eigensweep.training.lanes.engine.faults import Faults
@@ -15,8 +13,6 @@ from eigensweep.training.lanes.engine.groups import Groups
 from eigensweep.training.lanes.engine.members import MemberLane, MemberTrial, ScheduledGroup
 from eigensweep.training.lanes.engine.occupancy import Occupancy, Span
 from eigensweep.training.lanes.engine.register import EngineError, Register
-
-logger = logging.getLogger(__name__)
 
 KEPT_SECONDS = 5.0
 """Without any trial, groups are kept for so long: those of a population come back at once."""
@@ -37,12 +33,11 @@ class TurnLoop:
         faults: Faults,
         *,
         slice_seconds: float,
-        lease_seconds: float,
         clock: Callable[[], float],
     ) -> None:
         self._register, self._groups = register, groups
         self._commits, self._faults = commits, faults
-        self._slice, self._lease, self._clock = slice_seconds, lease_seconds, clock
+        self._slice, self._clock = slice_seconds, clock
         self.occupancy = Occupancy()
         """Changes under the register's lock."""
         self._looked_at = -GLANCE_SECONDS
@@ -191,12 +186,8 @@ class TurnLoop:
     # Trials that go.
 
     def _drop_unwanted(self) -> None:
-        """Take off the trials that left, have a successor, or whose callers are gone."""
-        for trial in self._register.list_leaving(self._lease):
-            if trial.drop == "silent" and not trial.is_over:
-                words = "trial dropped, nobody asks for it experiment=%s trial=%d attempt=%d"
-                with logs.about(*trial.subject):
-                    logger.warning(words, *trial.subject, trial.order.attempt)
+        """Take off the trials that left or have a successor."""
+        for trial in self._register.list_leaving():
             self._drop(trial, commit=trial.drop != "left")
 
     def _drop(self, trial: MemberTrial, commit: bool) -> None:
@@ -218,18 +209,13 @@ class TurnLoop:
         if now - self._looked_at < GLANCE_SECONDS:
             return
         self._looked_at = now
-        marks: dict[Mark, bool] = {}
         for trial in self._register.list_open():
             folder = trial.order.storage, trial.order.experiment
-            is_cancelled, is_paused = (
-                marks.setdefault(mark, mark.exists())
-                for mark in (cancel_mark(*folder), pause_mark(*folder))
-            )
             if trial.is_over or trial.attempt is None:
                 continue
             own = trial.order.number, trial.order.attempt
-            is_paused = is_paused or leave_mark(*folder, *own).exists()
-            if is_cancelled:
+            is_paused = pause_mark(*folder).exists() or leave_mark(*folder, *own).exists()
+            if cancel_mark(*folder).exists():
                 self._faults.guard(trial, self._groups.end, trial)
                 self._commits.hold(trial, trial.attempt.report_cancelled())
             elif is_paused:

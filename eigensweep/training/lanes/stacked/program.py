@@ -25,7 +25,7 @@ from eigensweep.models.stack import Stack
 from eigensweep.results.trial_result import Metrics
 from eigensweep.tasks.base import Batch, Split, Task
 from eigensweep.training.errors import is_of_the_device, is_out_of_memory
-from eigensweep.training.evaluation import detach, evaluate, keep_finite
+from eigensweep.training.evaluation import detach, evaluate, keep_finite, parts_of
 from eigensweep.training.lanes.stacked import graphs
 from eigensweep.training.lanes.stacked.batches import Batches, equalise
 from eigensweep.training.lanes.stacked.optimizers import LaneOptimizers
@@ -84,7 +84,7 @@ class Program:
         self._names = list(like.model.state_dict())
         self._carries_tuple = isinstance(probe.state, tuple)
         if probe.batch.starts is not None:
-            self._carried = [torch.stack([s] * lanes) for s in _parts(probe.state)]
+            self._carried = [torch.stack([s] * lanes) for s in parts_of(probe.state)]
 
         def flags(dtype: torch.dtype = torch.bool) -> Tensor:
             return torch.zeros(lanes, dtype=dtype, device=self.device)
@@ -232,7 +232,7 @@ class Program:
         self._flat.copy_(_choose(alive, flat, self._flat))
         for name, known in self._changing.items():
             known.copy_(seen[name])
-        for old, new in zip(self._carried, _parts(carried), strict=True):
+        for old, new in zip(self._carried, parts_of(carried), strict=True):
             old.copy_(_choose(alive, new, old))
         self._results.index_copy_(0, self._ticks, numbers.unsqueeze(0))
         self._ticks.add_(1).remainder_(len(self._results))
@@ -255,7 +255,7 @@ class Program:
         self._optimizers.load(lane, training.optimizers, config, training.step)
         self._fresh[lane] = training.carried is None
         if training.carried is not None:
-            for known, part in zip(self._carried, _parts(training.carried), strict=True):
+            for known, part in zip(self._carried, parts_of(training.carried), strict=True):
                 known[lane] = part
         self._step[lane] = self._steps[lane] = training.step
         self.batches.join(lane, training.seed, training.step, training.steps)
@@ -445,7 +445,3 @@ def _probe(like: Training) -> _Probe:
 def _choose(flag: Tensor, new: Tensor, old: Tensor) -> Tensor:
     """Return `new` in the lanes where `flag`, (M,), is true, and `old` in the others."""
     return torch.where(flag.reshape(-1, *[1] * (old.dim() - 1)), new, old)
-
-
-def _parts(state: State | tuple[()]) -> tuple[Tensor, ...]:
-    return state if isinstance(state, tuple) else (state,)

@@ -24,7 +24,7 @@ from eigensweep.models.base import Model, State
 from eigensweep.models.stack import Stack
 from eigensweep.results.trial_result import Metrics
 from eigensweep.tasks.base import Batch, Split, Task
-from eigensweep.training.evaluation import EvaluatedBatch, add_scores
+from eigensweep.training.evaluation import EvaluatedBatch, add_scores, parts_of
 from eigensweep.training.lanes.stacked import graphs
 
 SEGMENT_STEPS = 4_096
@@ -194,7 +194,7 @@ class Scorer:
             on_device = {n: c for n, c in found.counts.items() if isinstance(c, Tensor)}
             self._is_tuple = isinstance(found.state, tuple)
             carries = segment[-1].batch.starts is not None
-            return found.sums, on_device, _parts(found.state) if carries else ()
+            return found.sums, on_device, parts_of(found.state) if carries else ()
 
         parameters, buffers = self._tensors()
         state: State | None = None
@@ -253,9 +253,3 @@ def _tensors(batch: Batch) -> list[Tensor]:
 def _copy(batch: Batch) -> Batch:
     given = {name: getattr(batch, name) for name in PARTS}
     return replace(batch, **{name: t.clone() for name, t in given.items() if t is not None})
-
-
-def _parts(state: State | None) -> tuple[Tensor, ...]:
-    if state is None:
-        return ()
-    return state if isinstance(state, tuple) else (state,)
