@@ -143,7 +143,8 @@ def test_a_run_that_is_refused_stops_no_other(client, connect):
     ("run", "name"), [("A" * 32, "lr"), ("c" * 32, "../lr"), ("d" * 32, "l" * 251)]
 )
 def test_ids_and_names_that_mlflow_does_not_take_are_refused(connect, run, name):
-    runs = connect("names")
+    runs = connect(f"names {run}")
+    write_trial(runs, 0)
     runs._waiting[run] = RunWrite(run, "a trial", 0, params={name: "1"})
     assert list(runs.flush()) == [run]
 
