@@ -20,8 +20,12 @@ from typing import Any
 import torch
 
 from bench.report import add_json, new_parser, say, table, write
-from eigensweep.search_spaces.preview import seconds_of
-from eigensweep.search_spaces.reproductions import find_missing_corpora, make_specs, suite_names
+from eigensweep.search_spaces.checks.preview import seconds_of
+from eigensweep.search_spaces.shipped.reproductions import (
+    find_missing_corpora,
+    make_specs,
+    suite_names,
+)
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.training.training import Training
 

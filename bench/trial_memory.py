@@ -22,7 +22,7 @@ from bench.memory import reset_peak, resident_bytes, resident_peak
 from bench.report import add_json, new_parser, say, table, write
 from eigensweep.protocol.code import own_code
 from eigensweep.protocol.messages import Order
-from eigensweep.search_spaces.memory import PROCESS, estimate_memory
+from eigensweep.search_spaces.checks.memory import PROCESS, estimate_memory
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.training import attempt
 from eigensweep.training.memory import private_bytes

@@ -40,7 +40,7 @@ from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Settings
 from eigensweep.tasks import TASKS
 from eigensweep.training.lanes.stacked.group import explain_alone
-from eigensweep.workers.processes.notebook import TrialResult, train
+from eigensweep.training.notebook import TrialResult, train
 
 REFERENCE = Path(__file__).parent / "reference"
 START, END = "<!-- generated -->\n", "<!-- end of generated -->"

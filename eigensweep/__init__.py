@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from eigensweep.client import Client as Client
-    from eigensweep.workers.processes.notebook import train as train
+    from eigensweep.training.notebook import train as train
 
 __all__ = ["Client", "train"]
 
@@ -25,7 +25,7 @@ def __getattr__(name: str) -> Any:
 
         return Client
     if name == "train":
-        from eigensweep.workers.processes.notebook import train
+        from eigensweep.training.notebook import train
 
         return train
     raise AttributeError(f"module 'eigensweep' has no attribute '{name}'")

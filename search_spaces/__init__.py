@@ -1,10 +1,10 @@
 """What an experiment is: its spec, its search space, its trials, and the presets of the papers.
 
 - `spec.ExperimentSpec` is what a person posts; `spec.read_spec` reads it from YAML.
-- `checks.check_spec` refuses a spec that could not run, before it is queued.
+- `checks.checks.check_spec` refuses a spec that could not run, before it is queued.
 - `trial.TrialConfig` is one configuration, complete; its content hash names its results.
-- `preview.preview` says how many trials a spec has, of which size, and about how long they take.
-- `presets.load_preset` returns a published experiment.
-- `reproductions.load_suite` returns what a table or figure of a paper runs and compares.
-- `problems.list_problems` turns errors into a list for the API and the terminal.
+- `checks.preview.preview` says how many trials a spec has, of which size, and how long they take.
+- `shipped.presets.load_preset` returns a published experiment.
+- `shipped.reproductions.load_suite` returns what a table or figure of a paper runs and compares.
+- `checks.problems.list_problems` turns errors into a list for the API and the terminal.
 """

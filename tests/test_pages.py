@@ -28,8 +28,8 @@ from eigensweep.command.cli import app
 from eigensweep.common.variables import KNOWN
 from eigensweep.models import MODELS
 from eigensweep.reports import book
-from eigensweep.search_spaces.presets import preset_names
-from eigensweep.search_spaces.reproductions import suite_names
+from eigensweep.search_spaces.shipped.presets import preset_names
+from eigensweep.search_spaces.shipped.reproductions import suite_names
 from eigensweep.search_spaces.tables import END, PAGE, START, markdown
 from eigensweep.service.settings import Settings
 from eigensweep.tasks import TASKS

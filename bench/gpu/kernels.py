@@ -16,7 +16,7 @@ import torch
 
 from bench.gpu.sections import Notes, Plan
 from bench.report import say, table
-from eigensweep.models.recurrence.cache import cache_folder
+from eigensweep.common.private_folders import cache_folder
 from eigensweep.models.recurrence.complex_reference import FORMS
 from eigensweep.models.recurrence.cuda import gated, kernels, scan
 from eigensweep.models.recurrence.cuda.compiler import CompileError, compile_kernel, load_cubin

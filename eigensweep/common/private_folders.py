@@ -142,3 +142,8 @@ def keep_secret(path: Path) -> str:
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(secret)
     return secret
+
+
+def cache_folder() -> Path:
+    """Return the folder for files that can be made again, by the XDG base directory rules."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "eigensweep"

@@ -28,7 +28,7 @@ from eigensweep.reports.markdown import table, write_report
 from eigensweep.reports.messages import Results
 from eigensweep.reports.report import ReportContent, make_report
 from eigensweep.reports.results import name_file, read_folder
-from eigensweep.search_spaces.reproductions import make_specs, suite_names
+from eigensweep.search_spaces.shipped.reproductions import make_specs, suite_names
 from eigensweep.store.places.durable_files import write_whole
 
 EARLIER: Final = "earlier.json"

@@ -14,8 +14,9 @@ from eigensweep.reports.verdicts import show
 from eigensweep.results.statistics import SIGNIFICANCE
 from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.labels import format_value, say_count
-from eigensweep.search_spaces.presets import load_preset
-from eigensweep.search_spaces.reproductions import (
+from eigensweep.search_spaces.sections import PublishedNumber, ResourcesConfig
+from eigensweep.search_spaces.shipped.presets import load_preset
+from eigensweep.search_spaces.shipped.reproductions import (
     Claim,
     Suite,
     estimate_core_seconds,
@@ -25,7 +26,6 @@ from eigensweep.search_spaces.reproductions import (
     split_arm,
     suite_names,
 )
-from eigensweep.search_spaces.sections import PublishedNumber, ResourcesConfig
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import Strict
 

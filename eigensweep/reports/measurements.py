@@ -16,7 +16,7 @@ from eigensweep.reports.verdicts import ArmNumbers
 from eigensweep.results.ranking import cost
 from eigensweep.results.statistics import Domain, find_domain
 from eigensweep.results.trial_result import ReplicateResult, Result
-from eigensweep.search_spaces.reproductions import Measure
+from eigensweep.search_spaces.shipped.reproductions import Measure
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.store.commits.curves import CurvePoint
 from eigensweep.store.places.durable_files import StorageError

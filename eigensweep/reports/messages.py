@@ -9,7 +9,7 @@ from typing import Final, Literal
 from pydantic import Field, JsonValue
 
 from eigensweep.common.direction import Better
-from eigensweep.search_spaces.reproductions import Budget
+from eigensweep.search_spaces.shipped.reproductions import Budget
 from eigensweep.search_spaces.trial import Strict
 
 JSON, MARKDOWN, HTML, FIGURE = "report.json", "report.md", "report.html", "figure.svg"

@@ -42,8 +42,9 @@ from eigensweep.reports.verdicts import (
 from eigensweep.results.published import find_gap
 from eigensweep.results.statistics import Summary, summarize
 from eigensweep.results.trial_result import Result
-from eigensweep.search_spaces.presets import load_preset
-from eigensweep.search_spaces.reproductions import (
+from eigensweep.search_spaces.sections import PublishedNumber
+from eigensweep.search_spaces.shipped.presets import load_preset
+from eigensweep.search_spaces.shipped.reproductions import (
     Budget,
     Claim,
     Measure,
@@ -57,7 +58,6 @@ from eigensweep.search_spaces.reproductions import (
     side_names,
     split_arm,
 )
-from eigensweep.search_spaces.sections import PublishedNumber
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import Strict
 

@@ -19,6 +19,7 @@ from pydantic import JsonValue
 
 from eigensweep.analyses.base import six_digits
 from eigensweep.analyses.messages import RESULT
+from eigensweep.common.versions import git_revision, name_versions
 from eigensweep.reports.messages import (
     Block,
     KeptAnalysis,
@@ -31,8 +32,8 @@ from eigensweep.reports.messages import (
     Results,
 )
 from eigensweep.search_spaces.labels import say_count
-from eigensweep.search_spaces.reproductions import Suite, load_suite, published_rows
 from eigensweep.search_spaces.sections import ResourcesConfig
+from eigensweep.search_spaces.shipped.reproductions import Suite, load_suite, published_rows
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.store.checkpoints import Store, trial_key
@@ -66,11 +67,6 @@ class KeptCurves:
 
 def collect(order: ReportOrder) -> Results:
     """Return all that the report of a reproduction is made of, read from store and analyses."""
-    from eigensweep.workers.tracking.subject import (  # brings MLflow, which readers do without
-        git_revision,
-        name_versions,
-    )
-
     suite, store = load_suite(order.name), Store(order.storage)
     return Results(
         name=order.name,

@@ -71,7 +71,7 @@ def _find_differences(spec: ExperimentSpec) -> str:
 
     Those are known for the numbers of our presets. Empty if none differs, or none is known.
     """
-    from eigensweep.search_spaces.presets import find_preset  # it brings torch
+    from eigensweep.search_spaces.shipped.presets import find_preset  # it brings torch
 
     preset = find_preset(spec.published)
     if preset is None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from eigensweep.common.private_folders import make_private
-from eigensweep.models.recurrence.cache import cache_folder
+from eigensweep.common.private_folders import cache_folder, make_private
 from eigensweep.protocol.messages import Order
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.store.checkpoints import Store

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 from eigensweep.protocol.states import ENDED
+from eigensweep.search_spaces.checks.warm_start import find_point
 from eigensweep.search_spaces.errors import SpecError, raise_errors
 from eigensweep.search_spaces.space import Point, Space
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.search_spaces.warm_start import find_point
 from eigensweep.service.record.errors import ExperimentNotFoundError
 from eigensweep.service.record.ledger import load_earlier
 from eigensweep.service.record.record import Record

@@ -197,8 +197,8 @@ def _read_pins() -> dict[str, str]:
 
 def check_compiler(context: Context) -> Iterator[Finding]:
     """Yield whether the steps of the recurrences are compiled; compile them if they are not."""
+    from eigensweep.common.private_folders import cache_folder
     from eigensweep.models.matrices import mirror
-    from eigensweep.models.recurrence.cache import cache_folder
     from eigensweep.models.recurrence.native import gated, library, paired, ungated
 
     compiler = library.find_compiler()
@@ -313,7 +313,7 @@ def check_database(context: Context) -> Iterator[Finding]:
 
 def check_folders(context: Context) -> Iterator[Finding]:
     """Yield whether folders are there, safe, writable, and on which file system they are."""
-    from eigensweep.models.recurrence.cache import cache_folder
+    from eigensweep.common.private_folders import cache_folder
 
     settings = context.settings
     for name, folder in (("home", settings.home), ("compiled steps", cache_folder())):

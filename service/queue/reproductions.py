@@ -15,7 +15,7 @@ from eigensweep.protocol.states import ENDED, OPEN_ANALYSES
 from eigensweep.reports import messages
 from eigensweep.reports.measurements import ArmsMeasured, join_trials
 from eigensweep.search_spaces.errors import SpecError
-from eigensweep.search_spaces.reproductions import (
+from eigensweep.search_spaces.shipped.reproductions import (
     SuiteAnalysis,
     find_repeated,
     load_suite,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.gpu_service import TRIALS, find_faults, make_spec
-from eigensweep.search_spaces.checks import check_spec
+from eigensweep.search_spaces.checks.checks import check_spec
 from eigensweep.search_spaces.spec import ExperimentSpec
 
 WELL = {

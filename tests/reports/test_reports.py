@@ -48,7 +48,7 @@ from eigensweep.reports.verdicts import (
 from eigensweep.results.seeds import summarise
 from eigensweep.results.statistics import summarize
 from eigensweep.results.trial_result import ReplicateResult
-from eigensweep.search_spaces.reproductions import Measure, make_specs
+from eigensweep.search_spaces.shipped.reproductions import Measure, make_specs
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.store.checkpoints import Store, trial_key

@@ -6,7 +6,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from eigensweep.search_spaces.editor_schema import make_editor_schema
-from eigensweep.search_spaces.presets import load_preset, preset_names
+from eigensweep.search_spaces.shipped.presets import load_preset, preset_names
 from eigensweep.search_spaces.spec_text import read_text
 
 SPEC = """

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from eigensweep.search_spaces.checks.extension import describe_extension, is_longer
 from eigensweep.search_spaces.errors import SeveralErrors, SpecError
-from eigensweep.search_spaces.extension import describe_extension, is_longer
 from eigensweep.search_spaces.spec import ExperimentSpec
 
 SPEC: dict[str, Any] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eigensweep.search_spaces.memory import (
+from eigensweep.search_spaces.checks.memory import (
     PROCESS,
     SIZED,
     SPARE,
@@ -14,7 +14,7 @@ from eigensweep.search_spaces.memory import (
     list_extremes,
     reserve_memory,
 )
-from eigensweep.search_spaces.preview import preview
+from eigensweep.search_spaces.checks.preview import preview
 from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec

@@ -7,11 +7,11 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from eigensweep.search_spaces.checks import check_spec
+from eigensweep.search_spaces.checks.checks import check_spec
+from eigensweep.search_spaces.checks.mistakes import find_mistakes
+from eigensweep.search_spaces.checks.problems import shorten_list
+from eigensweep.search_spaces.checks.single_trial import read_trial
 from eigensweep.search_spaces.errors import MOST_TOLD, SeveralErrors, SpecError
-from eigensweep.search_spaces.mistakes import find_mistakes
-from eigensweep.search_spaces.problems import shorten_list
-from eigensweep.search_spaces.single_trial import read_trial
 from eigensweep.search_spaces.spec import ExperimentSpec
 
 GOOD = {

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from eigensweep.analyses import ANALYSES
-from eigensweep.search_spaces.checks import check_spec
+from eigensweep.search_spaces.checks.checks import check_spec
+from eigensweep.search_spaces.checks.preview import preview
 from eigensweep.search_spaces.errors import CorpusError, UnknownPresetError
-from eigensweep.search_spaces.presets import load_preset, preset_names
-from eigensweep.search_spaces.preview import preview
+from eigensweep.search_spaces.shipped.presets import load_preset, preset_names
 from eigensweep.search_spaces.spec import ExperimentSpec
 
 PUBLISHED_SIZES = {

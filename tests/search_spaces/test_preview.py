@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from eigensweep.search_spaces.brackets import Brackets
-from eigensweep.search_spaces.presets import load_preset, preset_names
-from eigensweep.search_spaces.preview import preview
+from eigensweep.search_spaces.checks.brackets import Brackets
+from eigensweep.search_spaces.checks.preview import preview
+from eigensweep.search_spaces.checks.spec_warnings import list_warnings
+from eigensweep.search_spaces.shipped.presets import load_preset, preset_names
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.search_spaces.spec_warnings import list_warnings
 
 
 def make(**changes) -> ExperimentSpec:

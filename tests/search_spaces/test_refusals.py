@@ -10,8 +10,9 @@ from unittest import mock
 import pytest
 from pydantic import ValidationError
 
-from eigensweep.search_spaces import checks
-from eigensweep.search_spaces.checks import check_spec
+from eigensweep.search_spaces.checks import checks
+from eigensweep.search_spaces.checks.checks import check_spec
+from eigensweep.search_spaces.checks.problems import list_problems
 from eigensweep.search_spaces.errors import (
     CorpusError,
     GridTooLargeError,
@@ -21,7 +22,6 @@ from eigensweep.search_spaces.errors import (
     UnknownMetricError,
     UnknownParameterError,
 )
-from eigensweep.search_spaces.problems import list_problems
 from eigensweep.search_spaces.spec import ExperimentSpec
 
 LSTM = {"name": "lstm", "hidden_size": 8}

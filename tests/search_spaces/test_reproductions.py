@@ -10,10 +10,10 @@ import pytest
 from pydantic import ValidationError
 
 from eigensweep.analyses import ANALYSES
-from eigensweep.search_spaces.checks import check_spec
+from eigensweep.search_spaces.checks.checks import check_spec
 from eigensweep.search_spaces.errors import CorpusError, UnknownSuiteError
-from eigensweep.search_spaces.presets import load_preset
-from eigensweep.search_spaces.reproductions import (
+from eigensweep.search_spaces.shipped.presets import load_preset
+from eigensweep.search_spaces.shipped.reproductions import (
     BUDGETS,
     SHORT_SECONDS,
     SHORT_SECONDS_OF_ALL,

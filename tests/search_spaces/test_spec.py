@@ -14,9 +14,9 @@ from pydantic import ValidationError
 
 from eigensweep.client.spec_file import parse_settings, read
 from eigensweep.models import MODELS
-from eigensweep.search_spaces.checks import check_spec
+from eigensweep.search_spaces.checks.checks import check_spec
 from eigensweep.search_spaces.errors import InvalidPointError, SeveralErrors, SpecError
-from eigensweep.search_spaces.presets import load_preset, preset_names
+from eigensweep.search_spaces.shipped.presets import load_preset, preset_names
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec, read_spec
 from eigensweep.search_spaces.spec_text import read_text
@@ -227,7 +227,7 @@ def test_every_example_of_the_schema_is_a_spec_that_passes():
 def test_an_installed_packages_model_can_be_posted_and_searched():
     plugins = Path(__file__).parents[1] / "plugins"
     program = """
-from eigensweep.search_spaces.checks import check_spec
+from eigensweep.search_spaces.checks.checks import check_spec
 from eigensweep.search_spaces.spec import ExperimentSpec
 spec = ExperimentSpec.model_validate({
     "task": {"name": "copying"}, "model": {"name": "toy_overflow", "hidden_size": 3},

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from eigensweep.client.spec_file import InputError, parse, parse_toml
-from eigensweep.search_spaces.problems import list_problems
+from eigensweep.search_spaces.checks.problems import list_problems
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.spec_text import TextError, read_text
 

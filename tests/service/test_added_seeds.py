@@ -17,7 +17,7 @@ from eigensweep.reports.book import make_page
 from eigensweep.reports.results import name_file
 from eigensweep.results.seeds import summarise
 from eigensweep.results.trial_result import ReplicateResult
-from eigensweep.search_spaces.reproductions import load_suite
+from eigensweep.search_spaces.shipped.reproductions import load_suite
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.app import create_app
 from eigensweep.service.record.ledger import RecordLedger

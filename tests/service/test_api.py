@@ -22,8 +22,8 @@ from eigensweep.protocol.messages import Notice, Place
 from eigensweep.protocol.shares import Capacity
 from eigensweep.protocol.states import ACTIONS
 from eigensweep.results.trial_result import ParameterCount, ReplicateResult, Result
-from eigensweep.search_spaces.memory import MemoryEstimate, estimate_arms
-from eigensweep.search_spaces.presets import preset_names
+from eigensweep.search_spaces.checks.memory import MemoryEstimate, estimate_arms
+from eigensweep.search_spaces.shipped.presets import preset_names
 from eigensweep.search_spaces.space import Space
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service import store_probe

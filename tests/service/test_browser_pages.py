@@ -21,8 +21,8 @@ from eigensweep.client.answers.trial_table import TrialTable
 from eigensweep.protocol.messages import Takeover
 from eigensweep.results.seeds import summarise
 from eigensweep.results.trial_result import Source
-from eigensweep.search_spaces.presets import load_preset
-from eigensweep.search_spaces.reproductions import suite_names
+from eigensweep.search_spaces.shipped.presets import load_preset
+from eigensweep.search_spaces.shipped.reproductions import suite_names
 from eigensweep.service.api.app import create_app
 from eigensweep.service.api.pages.formats import show_duration, show_number
 from eigensweep.service.record.ledger import RecordLedger

@@ -15,7 +15,7 @@ from eigensweep.protocol.messages import DriverOptions
 from eigensweep.reports.__main__ import main as make_report
 from eigensweep.reports.report import make_report as make_content
 from eigensweep.reports.results import name_file, read_results, write_results
-from eigensweep.search_spaces.reproductions import suite_names
+from eigensweep.search_spaces.shipped.reproductions import suite_names
 from eigensweep.service.api.app import create_app
 from eigensweep.service.queue.dispatcher import Dispatcher
 from eigensweep.service.record.ledger import RecordLedger

@@ -10,7 +10,7 @@ from helpers.waiting import wait_until
 from mlflow import MlflowClient
 
 from eigensweep.reports.messages import FILES
-from eigensweep.search_spaces.reproductions import load_suite
+from eigensweep.search_spaces.shipped.reproductions import load_suite
 
 NAME = "enrnn/figure-4"
 SEEDS = load_suite(NAME).analyses["maps"].times

@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers.recordings import put_folder, riff, triangle, voices
 
-from eigensweep.search_spaces.checks import check_spec
+from eigensweep.search_spaces.checks.checks import check_spec
 from eigensweep.search_spaces.errors import UnknownMetricError
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.tasks import speech_frames, speech_scores
@@ -419,7 +419,7 @@ class TestSpokenDigits:
         ids=["lstm", "scornn"],
     )
     def test_a_small_network_learns_more_than_the_mean_frame(self, data_root, model, optimizer):
-        from eigensweep.workers.processes.notebook import train
+        from eigensweep.training.notebook import train
 
         found = train(
             {
@@ -436,7 +436,7 @@ class TestSpokenDigits:
 
 
 def test_a_short_training_ends_with_scores_of_test_recordings(tmp_path):
-    from eigensweep.workers.processes.notebook import train
+    from eigensweep.training.notebook import train
 
     parts = {
         part: {f"{part}{i}.wav": riff(triangle(3_400 + 50 * i, period)) for i in range(4)}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from eigensweep.models import MODELS
-from eigensweep.search_spaces.checks import check_spec
+from eigensweep.search_spaces.checks.checks import check_spec
 from eigensweep.search_spaces.errors import InvalidPointError, SpecError
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import OptimizerConfig, TrainingConfig

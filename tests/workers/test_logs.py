@@ -103,7 +103,7 @@ def test_a_process_of_one_trial_names_it_in_every_thread(written: Read) -> None:
 
 def test_text_stays_as_it_was() -> None:
     program = (
-        "import logging; from eigensweep.protocol import logs\n"
+        "import logging; from eigensweep.common import logs\n"
         "logs.set_up('text'); logs.name_process('e1', 3)\n"
         "logging.getLogger('a.b').info('trial ends step=%d', 4)"
     )

@@ -16,7 +16,7 @@ from helpers.waiting import PATIENCE
 from orders import make_order
 
 from bench.trial_memory import make_config, measure
-from eigensweep.search_spaces.memory import PROCESS, estimate_memory
+from eigensweep.search_spaces.checks.memory import PROCESS, estimate_memory
 from eigensweep.training.memory import give_back, private_bytes
 from eigensweep.training.memory_limit import EXIT_CODE, MemoryWatch, read_last_words, watch
 

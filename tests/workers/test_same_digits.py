@@ -23,7 +23,7 @@ from orders import make_order
 from eigensweep import train
 from eigensweep.models import MODELS
 from eigensweep.protocol.messages import Order
-from eigensweep.search_spaces.single_trial import read_trial
+from eigensweep.search_spaces.checks.single_trial import read_trial
 from eigensweep.store.checkpoints import Store
 from eigensweep.tasks.adding import Adding
 from eigensweep.tasks.copying import Copying

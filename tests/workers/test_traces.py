@@ -177,7 +177,7 @@ def test_no_span_of_a_read_and_none_with_a_webhooks_address(spans, dispatcher, t
 
 def test_off_is_the_default_and_imports_nothing(dispatcher, launcher, tmp_path):
     program = (
-        "import sys\nfrom eigensweep.protocol import traces\n"
+        "import sys\nfrom eigensweep.common import traces\n"
         "traces.set_up('trial', None)\n"
         "with traces.span('x', step=1): pass\n"
         "traces.OpenSpan('y', None).end(); traces.flush()\n"
@@ -241,7 +241,7 @@ def test_spans_arrive_at_a_collector():
         threading.Thread(target=server.serve_forever, daemon=True).start()
         endpoint = f"http://127.0.0.1:{server.server_address[1]}/v1/traces"
         program = (
-            "from eigensweep.protocol import traces\n"
+            "from eigensweep.common import traces\n"
             f"traces.set_up('trial', {endpoint!r})\n"
             f"with traces.span('attempt', {CALLER!r}, experiment='e1'): pass\n"
             "traces.flush()"

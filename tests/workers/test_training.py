@@ -26,9 +26,9 @@ from eigensweep.results.trial_result import (
 from eigensweep.store.checkpoints import Store
 from eigensweep.tasks import TASKS
 from eigensweep.training.evaluation import carry_into, evaluate
+from eigensweep.training.notebook import train
 from eigensweep.training.selection import selected_weights
 from eigensweep.training.training import Training, set_up_gpu
-from eigensweep.workers.processes.notebook import train
 
 ROOT = Path(__file__).parents[2]
 

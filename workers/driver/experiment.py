@@ -37,7 +37,7 @@ from eigensweep.protocol.shares import Share, share_of, spread_lanes
 from eigensweep.protocol.states import OPEN_TRIALS
 from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.results.trial_result import Metrics
-from eigensweep.search_spaces.memory import limit_memory, reserve_memory
+from eigensweep.search_spaces.checks.memory import limit_memory, reserve_memory
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig

@@ -27,10 +27,10 @@ from eigensweep.protocol.states import OPEN_TRIALS, UNTRAINED, ExperimentEnd
 from eigensweep.results.racing import find_race
 from eigensweep.results.ranking import find_best, rank
 from eigensweep.results.trial_result import Metrics, Outcome, Result, Source
+from eigensweep.search_spaces.checks.warm_start import find_point
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig, find_code
-from eigensweep.search_spaces.warm_start import find_point
 from eigensweep.store.places.durable_files import StorageError
 from eigensweep.workers.driver.entries import Entries
 from eigensweep.workers.driver.nodes.cordons import LONGEST_LEAVE, Cordons

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import platform
-import subprocess
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
 import yaml
 
 from eigensweep.common.direction import Better
-from eigensweep.protocol.code import own_code
+from eigensweep.common.versions import git_revision, name_versions
 from eigensweep.protocol.messages import ConfigJson, Params
 from eigensweep.search_spaces.labels import format_value, shorten_paths
 from eigensweep.search_spaces.sections import Arm
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.tracking.mlflow_runs import flatten
 from eigensweep.workers.tracking.run_writes import MLFLOW_USER
-
-PACKAGES = ("eigensweep", "torch", "ray", "optuna", "mlflow")
-"""The packages whose versions every run names."""
 
 BUDGET, SIZE = "model.parameters", "model.hidden_size"
 
@@ -132,22 +125,3 @@ def _constants(spec: ExperimentSpec) -> dict[str, object]:
 def _settings(arm: Arm) -> dict[str, object]:
     own = {"model", "optimizer"}
     return flatten(arm.model_dump(mode="json", include=own, exclude_unset=True))
-
-
-def name_versions() -> str:
-    """Return the packages that decide results, each with its version."""
-    found = []
-    for name in PACKAGES:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            found.append(f"{name} {importlib.metadata.version(name)}")
-    return ", ".join([*found, f"python {platform.python_version()}"])
-
-
-def git_revision() -> str:
-    """Return the revision of our own code, `unknown` where it is not in a repository."""
-    command = ["git", "-C", own_code().folder, "rev-parse", "HEAD"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    return done.stdout.strip()

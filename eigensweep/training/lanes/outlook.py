@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eigensweep.search_spaces.memory import list_extremes
+from eigensweep.search_spaces.checks.memory import list_extremes
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.training.lanes.stacked.group import explain_alone
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from eigensweep.models.recurrence.cache import cache_folder
+from eigensweep.common.private_folders import cache_folder
 from eigensweep.models.recurrence.cuda.compiler import CompileError, load_cubin
 
 THREADS = 512

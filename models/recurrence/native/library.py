@@ -22,8 +22,7 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
-from eigensweep.common.private_folders import make_private
-from eigensweep.models.recurrence.cache import cache_folder
+from eigensweep.common.private_folders import cache_folder, make_private
 
 logger = logging.getLogger(__name__)
 

@@ -19,6 +19,8 @@ from sqlalchemy.exc import DataError, SQLAlchemyError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from eigensweep.search_spaces.checks.mistakes import find_mistakes
+from eigensweep.search_spaces.checks.problems import list_problems, shorten_list
 from eigensweep.search_spaces.errors import (
     MOST_TOLD,
     SpecError,
@@ -26,8 +28,6 @@ from eigensweep.search_spaces.errors import (
     UnknownSuiteError,
     shorten,
 )
-from eigensweep.search_spaces.mistakes import find_mistakes
-from eigensweep.search_spaces.problems import list_problems, shorten_list
 from eigensweep.service.api.answers.writers import BusyError
 from eigensweep.service.record.errors import (
     ConflictError,

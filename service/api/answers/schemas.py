@@ -19,8 +19,8 @@ from eigensweep.protocol.messages import ConfigJson, Notice, NoticeKind, SpecJso
 from eigensweep.protocol.states import ENDED, ExperimentState, TrialState
 from eigensweep.results.statistics import Summary
 from eigensweep.results.trial_result import Metrics, summarize_stored
+from eigensweep.search_spaces.checks.preview import ArmMemory
 from eigensweep.search_spaces.parameters import Scalar
-from eigensweep.search_spaces.preview import ArmMemory
 from eigensweep.service.record.journal import spent_seconds
 from eigensweep.service.record.journal.usage import UserUsage
 from eigensweep.service.record.sql.tables import AttemptRow, ExperimentRow, PlaceJson, TrialRow

@@ -30,8 +30,8 @@ from eigensweep.reports.markdown import cost_words, remarks_of
 from eigensweep.reports.page import make_tables
 from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.search_spaces.errors import UnknownSuiteError
-from eigensweep.search_spaces.presets import load_preset
-from eigensweep.search_spaces.reproductions import BUDGETS
+from eigensweep.search_spaces.shipped.presets import load_preset
+from eigensweep.search_spaces.shipped.reproductions import BUDGETS
 from eigensweep.service.api.answers.errors import STATUS, answer_error
 from eigensweep.service.api.answers.schemas import Asked, Metric, TrialNow, TrialSummary
 from eigensweep.service.api.callers.callers import Caller, Reader, Submitter

@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, ValidationError
 from eigensweep.common.registry import Registry
 from eigensweep.models import MODELS
 from eigensweep.protocol.messages import SpecJson
-from eigensweep.search_spaces.presets import load_preset, preset_names
+from eigensweep.search_spaces.shipped.presets import load_preset, preset_names
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.answers.errors import NotInCatalogueError
 from eigensweep.service.api.answers.schemas import AnswerModel, Metric

@@ -12,13 +12,13 @@ from pydantic import Field
 
 from eigensweep.protocol.shares import Capacity
 from eigensweep.protocol.states import Action, ExperimentState
-from eigensweep.search_spaces.checks import find_errors
+from eigensweep.search_spaces.checks.checks import find_errors
+from eigensweep.search_spaces.checks.memory import MemoryEstimate, estimate_arms, reserve
+from eigensweep.search_spaces.checks.places import Places
+from eigensweep.search_spaces.checks.preview import Preview, SidePreview, describe_memory, preview
+from eigensweep.search_spaces.checks.spec_warnings import list_warnings
 from eigensweep.search_spaces.errors import CorpusError, SpecError, raise_errors
-from eigensweep.search_spaces.memory import MemoryEstimate, estimate_arms, reserve
-from eigensweep.search_spaces.places import Places
-from eigensweep.search_spaces.preview import Preview, SidePreview, describe_memory, preview
 from eigensweep.search_spaces.spec import LARGEST_PRIORITY, LEAST_PRIORITY, ExperimentSpec
-from eigensweep.search_spaces.spec_warnings import list_warnings
 from eigensweep.service.api.answers import schemas
 from eigensweep.service.api.answers.errors import describe_errors
 from eigensweep.service.api.answers.paging import cut, decode

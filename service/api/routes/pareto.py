@@ -11,7 +11,7 @@ from pydantic import Field
 from eigensweep.common.direction import sign
 from eigensweep.results.pareto import find_front, read_goals
 from eigensweep.results.trial_result import Result
-from eigensweep.search_spaces.checks import check_against
+from eigensweep.search_spaces.checks.checks import check_against
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.answers.schemas import AnswerModel, Metric

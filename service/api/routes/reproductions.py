@@ -19,7 +19,8 @@ from eigensweep.protocol.messages import SpecJson
 from eigensweep.reports import messages
 from eigensweep.reports.report import ReportContent
 from eigensweep.search_spaces.errors import SpecError
-from eigensweep.search_spaces.reproductions import (
+from eigensweep.search_spaces.sections import ResourcesConfig
+from eigensweep.search_spaces.shipped.reproductions import (
     BUDGETS,
     Budget,
     count_first,
@@ -30,7 +31,6 @@ from eigensweep.search_spaces.reproductions import (
     plan_seeds,
     suite_names,
 )
-from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.service.api.answers.errors import describe_errors
 from eigensweep.service.api.answers.schemas import AnswerModel, Asked
 from eigensweep.service.api.answers.written import DescribedRoute, ServiceRoute

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Select
 from eigensweep.protocol.messages import ConfigJson
 from eigensweep.protocol.states import UNTRAINED, Action
 from eigensweep.results.ranking import RANKED
-from eigensweep.search_spaces.extension import describe_extension, is_longer
+from eigensweep.search_spaces.checks.extension import describe_extension, is_longer
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import find_code

@@ -18,8 +18,8 @@ from eigensweep.analyses.base import (
     TrialSubject,
 )
 from eigensweep.protocol.states import ENDED, OPEN_TRIALS
+from eigensweep.search_spaces.checks.problems import list_problems
 from eigensweep.search_spaces.errors import SeveralErrors, SpecError, did_you_mean
-from eigensweep.search_spaces.problems import list_problems
 from eigensweep.service.record.errors import NotAnalysableError
 from eigensweep.service.record.requests.analyses import AnalysisSpec, OptionsJson
 from eigensweep.service.record.sql.tables import ExperimentRow, TrialRow

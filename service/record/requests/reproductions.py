@@ -24,10 +24,15 @@ from pydantic import JsonValue
 from eigensweep.protocol.states import ENDED
 from eigensweep.reports.messages import FILES, JSON, ReportOutcome, Results, Until
 from eigensweep.reports.results import name_file, read_results
-from eigensweep.search_spaces.checks import check_spec
+from eigensweep.search_spaces.checks.checks import check_spec
 from eigensweep.search_spaces.errors import SpecError
-from eigensweep.search_spaces.reproductions import Budget, load_suite, make_specs, suite_names
 from eigensweep.search_spaces.sections import ResourcesConfig
+from eigensweep.search_spaces.shipped.reproductions import (
+    Budget,
+    load_suite,
+    make_specs,
+    suite_names,
+)
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record.errors import (
     AlreadyEndedError,

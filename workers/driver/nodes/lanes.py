@@ -11,12 +11,12 @@ import ray
 import ray.exceptions
 import torch
 
-from eigensweep.models.recurrence.cache import cache_folder
+from eigensweep.common.private_folders import cache_folder
 from eigensweep.protocol.code import check_code, own_code
 from eigensweep.protocol.messages import Code, ConfigJson, DriverOptions
 from eigensweep.protocol.shares import node_labels
-from eigensweep.search_spaces.memory import THIN_PROCESS, list_extremes
-from eigensweep.search_spaces.preview import seconds_of
+from eigensweep.search_spaces.checks.memory import THIN_PROCESS, list_extremes
+from eigensweep.search_spaces.checks.preview import seconds_of
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.store.places.files import is_url

@@ -18,9 +18,9 @@ from random import Random
 from eigensweep.common.direction import Better, sign
 from eigensweep.protocol.ledger import TrialEntry
 from eigensweep.protocol.messages import Params, Takeover
+from eigensweep.search_spaces.checks.population import count_replaced, list_round_ends
 from eigensweep.search_spaces.errors import InvalidPointError
 from eigensweep.search_spaces.parameters import Choice, Parameter, Scalar
-from eigensweep.search_spaces.population import count_replaced, list_round_ends
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 

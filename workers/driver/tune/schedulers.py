@@ -23,7 +23,7 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from eigensweep.common.direction import Better, sign
 from eigensweep.protocol.messages import Reports
 from eigensweep.results.ranking import OBJECTIVE
-from eigensweep.search_spaces.brackets import Brackets
+from eigensweep.search_spaces.checks.brackets import Brackets
 from eigensweep.search_spaces.sections import SchedulerConfig
 from eigensweep.workers.processes.runner import LOST
 

@@ -10,6 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from eigensweep.search_spaces.checks.fitting import find_misfits, place_of
+from eigensweep.search_spaces.checks.places import Places
+from eigensweep.search_spaces.checks.population import find_population_errors
+from eigensweep.search_spaces.checks.race_words import find_racing_errors
+from eigensweep.search_spaces.checks.search_words import find_method_errors, find_unread_settings
 from eigensweep.search_spaces.errors import (
     ConditionError,
     CorpusError,
@@ -22,12 +27,7 @@ from eigensweep.search_spaces.errors import (
     raise_errors,
     shorten,
 )
-from eigensweep.search_spaces.fitting import find_misfits, place_of
 from eigensweep.search_spaces.parameters import Choice
-from eigensweep.search_spaces.places import Places
-from eigensweep.search_spaces.population import find_population_errors
-from eigensweep.search_spaces.race_words import find_racing_errors
-from eigensweep.search_spaces.search_words import find_method_errors, find_unread_settings
 from eigensweep.search_spaces.sections import COSTS, Arm
 from eigensweep.search_spaces.space import Point, Space, find_wrong_conditions
 from eigensweep.search_spaces.spec import ExperimentSpec

@@ -8,7 +8,7 @@ from typing import Final
 
 from eigensweep.search_spaces.errors import UnknownPresetError
 from eigensweep.search_spaces.sections import PublishedNumber
-from eigensweep.search_spaces.shipped import Shelf
+from eigensweep.search_spaces.shipped.shipped import Shelf
 from eigensweep.search_spaces.spec import ExperimentSpec, read_spec
 
 PRESETS: Final = Shelf("presets", "preset", "preset", "the name of a preset", UnknownPresetError)

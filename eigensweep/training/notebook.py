@@ -20,7 +20,7 @@ from eigensweep.protocol.messages import ConfigJson
 from eigensweep.results import figures
 from eigensweep.results.seeds import summarise
 from eigensweep.results.trial_result import Metrics, Outcome, ReplicateResult, Result
-from eigensweep.search_spaces.single_trial import read_trial
+from eigensweep.search_spaces.checks.single_trial import read_trial
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.store import spectrum_files
 from eigensweep.store.checkpoints import Store

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from eigensweep.search_spaces.brackets import Brackets
+from eigensweep.search_spaces.checks.brackets import Brackets
+from eigensweep.search_spaces.checks.fitting import place_of
+from eigensweep.search_spaces.checks.memory import list_extremes
+from eigensweep.search_spaces.checks.population import explain_population
+from eigensweep.search_spaces.checks.race_words import explain_race
 from eigensweep.search_spaces.errors import SpecError
-from eigensweep.search_spaces.fitting import place_of
 from eigensweep.search_spaces.labels import say_count
-from eigensweep.search_spaces.memory import list_extremes
 from eigensweep.search_spaces.parameters import Choice, Parameter
-from eigensweep.search_spaces.population import explain_population
-from eigensweep.search_spaces.race_words import explain_race
 from eigensweep.search_spaces.sections import (
     IN_GENERATIONS,
     JOINT,

@@ -14,15 +14,15 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, JsonValue, ValidationError, model_validator
 
+from eigensweep.search_spaces.checks.preview import SMALL, seconds_of
+from eigensweep.search_spaces.checks.race_words import PLANNED
 from eigensweep.search_spaces.dotted import PathError, with_settings
 from eigensweep.search_spaces.errors import UnknownSuiteError
 from eigensweep.search_spaces.parameters import Choice
 from eigensweep.search_spaces.planning import find_seeds, find_sign_seeds
-from eigensweep.search_spaces.presets import load_preset
-from eigensweep.search_spaces.preview import SMALL, seconds_of
-from eigensweep.search_spaces.race_words import PLANNED
 from eigensweep.search_spaces.sections import PublishedNumber, ResourcesConfig
-from eigensweep.search_spaces.shipped import Shelf
+from eigensweep.search_spaces.shipped.presets import load_preset
+from eigensweep.search_spaces.shipped.shipped import Shelf
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.spec_text import read_text
 from eigensweep.search_spaces.trial import Strict, TrialConfig

@@ -13,11 +13,11 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from eigensweep.search_spaces.checks import find_errors
+from eigensweep.search_spaces.checks.checks import find_errors
+from eigensweep.search_spaces.checks.places import Places
+from eigensweep.search_spaces.checks.problems import Problem, list_problems
 from eigensweep.search_spaces.dotted import copy_plain
 from eigensweep.search_spaces.errors import SeveralErrors
-from eigensweep.search_spaces.places import Places
-from eigensweep.search_spaces.problems import Problem, list_problems
 from eigensweep.search_spaces.spec import ExperimentSpec
 
 ROUNDS = 3

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 
 from pydantic import BaseModel
 
+from eigensweep.search_spaces.checks.memory import list_extremes
 from eigensweep.search_spaces.hashing import is_default
 from eigensweep.search_spaces.labels import format_value, say_count
-from eigensweep.search_spaces.memory import list_extremes
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
 

@@ -9,10 +9,10 @@ from typing import Any
 from pydantic import create_model
 
 from eigensweep.models import MODELS
-from eigensweep.search_spaces.checks import READS
+from eigensweep.search_spaces.checks.checks import READS
+from eigensweep.search_spaces.checks.mistakes import leave_out
+from eigensweep.search_spaces.checks.places import Places
 from eigensweep.search_spaces.errors import SpecError, raise_errors
-from eigensweep.search_spaces.mistakes import leave_out
-from eigensweep.search_spaces.places import Places
 from eigensweep.search_spaces.sections import union_of
 from eigensweep.search_spaces.trial import TrialConfig, find_code
 from eigensweep.tasks import TASKS

@@ -8,19 +8,19 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from eigensweep.search_spaces.errors import InvalidPointError
-from eigensweep.search_spaces.memory import MemoryEstimate, estimate_arms, limit_of
-from eigensweep.search_spaces.parameters import Choice, Parameter
-from eigensweep.search_spaces.race_words import (
+from eigensweep.search_spaces.checks.memory import MemoryEstimate, estimate_arms, limit_of
+from eigensweep.search_spaces.checks.race_words import (
     count_extra_trainings,
     count_racers,
     plan_seeds,
 )
-from eigensweep.search_spaces.search_words import explain_search, find_brackets
+from eigensweep.search_spaces.checks.search_words import explain_search, find_brackets
+from eigensweep.search_spaces.checks.spec_warnings import list_warnings
+from eigensweep.search_spaces.errors import InvalidPointError
+from eigensweep.search_spaces.parameters import Choice, Parameter
 from eigensweep.search_spaces.sequences import quasi_random
 from eigensweep.search_spaces.space import Point, Space
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.search_spaces.spec_warnings import list_warnings
 from eigensweep.search_spaces.trial import TrialConfig
 
 SHOWN = 5

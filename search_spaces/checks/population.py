@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from eigensweep.models.base import ModelConfig
+from eigensweep.search_spaces.checks.fitting import place_of
 from eigensweep.search_spaces.errors import InvalidPointError, SpecError
-from eigensweep.search_spaces.fitting import place_of
 from eigensweep.search_spaces.labels import say_count
 from eigensweep.search_spaces.parameters import Choice, Parameter, Scalar
 from eigensweep.search_spaces.sections import LEARNING
