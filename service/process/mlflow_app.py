@@ -143,7 +143,8 @@ def make_app() -> ASGIApp:
     page = Path(server.__file__).parent / "js" / "build" / "index.html"
     pages: ASGIApp = FirstPage(app, page.read_text())
     place, root = constants.BACKEND_STORE_URI_ENV_VAR, constants.ARTIFACT_ROOT_ENV_VAR
-    store = SqlAlchemyStore(os.environ[place], os.environ[root])  # shares MLflow's connections
+    make: Any = SqlAlchemyStore
+    store = make(os.environ[place], os.environ[root])  # shares connections with MLflow's own
     return SecretGate(Writer(pages, store, artifacts), os.environ[TOKEN])
 
 

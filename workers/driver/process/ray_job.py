@@ -19,7 +19,7 @@ def connect(experiment: str | None = None, **settings: Any) -> dict[str, str]:
 
     Return where Ray's processes and files are, by Ray's names.
     """
-    context = ray.init(
+    context: Any = ray.init(
         namespace=NAMESPACE,
         job_config=JobConfig(metadata={} if experiment is None else {EXPERIMENT: experiment}),
         log_to_driver=False,
