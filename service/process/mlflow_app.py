@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from starlette.datastructures import Headers
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from eigensweep.common.parents import end_with_parent
@@ -71,10 +71,11 @@ class SecretGate:
         elif not hmac.compare_digest(
             Headers(scope=scope).get("authorization", "").encode(), self._expected
         ):
-            await _refuse(send, 401, "UNAUTHENTICATED", "MLflow answers Eigensweep's service only")
+            refusal = _refuse(401, "UNAUTHENTICATED", "MLflow answers Eigensweep's service only")
+            await refusal(scope, receive, send)
         elif not is_offered(scope["method"], scope["path"]):
             words = f"{scope['method']} {scope['path'][:200]} is not offered here"
-            await _refuse(send, 403, "INVALID_PARAMETER_VALUE", words)
+            await _refuse(403, "INVALID_PARAMETER_VALUE", words)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
@@ -98,11 +99,8 @@ class FirstPage:
         await (self._answer if is_page else self._app)(scope, receive, send)
 
 
-async def _refuse(send: Send, status: int, code: str, words: str) -> None:
-    body = json.dumps({"error_code": code, "message": words}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+def _refuse(status: int, code: str, words: str) -> JSONResponse:
+    return JSONResponse({"error_code": code, "message": words}, status)
 
 
 def confine_artifacts(folder: Path) -> None:

@@ -16,8 +16,9 @@ from waiting import wait_until
 
 from eigensweep.protocol.messages import DriverOptions
 from eigensweep.service.process import cluster_process
-from eigensweep.service.process.cluster_process import ClusterProcess, RayFailedError
+from eigensweep.service.process.cluster_process import ClusterProcess
 from eigensweep.service.queue.dispatcher import LauncherAwayError
+from eigensweep.service.settings import StartError
 from eigensweep.workers.cluster import ray_cluster, served
 from eigensweep.workers.cluster.drivers import DriverProcess
 from eigensweep.workers.cluster.ray_cluster import RayCluster
@@ -190,7 +191,7 @@ def test_while_no_driver_can_be_forked_that_is_the_problem(cluster):
 
 def test_a_service_does_not_start_with_a_ray_that_is_away(cluster, away):
     away.touch()
-    with pytest.raises(RayFailedError, match="it is away"):
+    with pytest.raises(StartError, match="it is away"):
         cluster.start()
 
 
@@ -204,7 +205,7 @@ def test_a_ray_that_is_slow_to_start_is_started_again(cluster, away, caplog):
 
 def test_a_ray_that_never_starts_is_given_up_in_words(cluster, away):
     away.with_name("slow").write_text("99")
-    with pytest.raises(RayFailedError, match="Ray did not start in 30 s"):
+    with pytest.raises(StartError, match="Ray did not start in 30 s"):
         cluster.start()
     assert away.with_name("slow").read_text() == str(99 - cluster_process.MOST_STARTS)
 
