@@ -18,11 +18,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Final, Literal, TypedDict
+from typing import Any, Final, Literal
 
 import httpx2
 import psutil  # type: ignore[import-untyped]
@@ -35,7 +35,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from eigensweep.common.private_folders import UnsafeFolderError, require_private
 from eigensweep.common.variables import describe_unknown, find_unknown
 from eigensweep.search_spaces.labels import say_count
-from eigensweep.service.settings import Settings, explain_settings
+from eigensweep.service.process.ports import listen
+from eigensweep.service.settings import Mlflow, Settings, StartError, explain_settings
 from eigensweep.store.places.disk_space import LEAST_FILES, find_low
 from eigensweep.store.places.durable_files import StorageError, StoreKeysError
 from eigensweep.store.places.files import is_url
@@ -76,27 +77,15 @@ class Context:
     settings: Settings
     url: str | None
     """Address of a service that may run; None: none is known."""
-    token: str | None = field(default=None, repr=False)
-    _answers: dict[str, httpx2.Response | None] = field(default_factory=dict)
 
     def ask(self, path: str) -> httpx2.Response | None:
         """Return the service's answer to a GET, None if there is none."""
-        if path not in self._answers:
-            headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
-            self._answers[path] = None
-            if self.url is not None:
-                with suppress(httpx2.HTTPError, httpx2.InvalidURL):
-                    self._answers[path] = httpx2.get(
-                        f"{self.url.rstrip('/')}{path}",
-                        headers=headers,
-                        timeout=PATIENCE_SECONDS,
-                        trust_env=False,
-                    )
-        return self._answers[path]
-
-    def forget(self, path: str) -> None:
-        """Ask the service again the next time."""
-        self._answers.pop(path, None)
+        token = self.settings.token.get_secret_value() if self.settings.token else None
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        url = f"{(self.url or '').rstrip('/')}{path}"
+        with suppress(httpx2.HTTPError, httpx2.InvalidURL):
+            return httpx2.get(url, headers=headers, timeout=PATIENCE_SECONDS, trust_env=False)
+        return None
 
 
 def ok(what: str, detail: str) -> Finding:
@@ -118,9 +107,10 @@ def examine(url: str | None = None, environment: dict[str, str] | None = None) -
     try:
         settings = Settings()
     except ValidationError as error:
-        return [*found, *_explain_settings(error)]
-    token = settings.token.get_secret_value() if settings.token else None
-    context = Context(settings, url, token)
+        advice = "correct it; docs/reference/settings.md says what it may be"
+        wrong = explain_settings(error)
+        return [*found, *(Finding("problem", "settings", words, advice) for words in wrong)]
+    context = Context(settings, url)
     for name, check in CHECKS.items():
         try:
             found += check(context)
@@ -128,12 +118,6 @@ def examine(url: str | None = None, environment: dict[str, str] | None = None) -
             words = f"this could not be looked at: {type(error).__name__}: {error}"
             found.append(Finding("problem", name, words, "please report it as a bug"))
     return found
-
-
-def _explain_settings(error: ValidationError) -> Iterator[Finding]:
-    advice = "correct it; docs/reference/settings.md says what it may be"
-    for words in explain_settings(error):
-        yield Finding("problem", "settings", words, advice)
 
 
 def check_installation() -> Iterator[Finding]:
@@ -242,13 +226,6 @@ def check_devices(context: Context) -> Iterator[Finding]:
         yield ok("gpus", "none; trials train on processors")
 
 
-class CheckJson(TypedDict, total=False):
-    """What a service says of one of its parts."""
-
-    ready: bool
-    detail: str | None
-
-
 def check_service(context: Context) -> Iterator[Finding]:
     """Yield whether a service runs, and what it says of itself."""
     alive = context.ask("/healthz")
@@ -258,7 +235,7 @@ def check_service(context: Context) -> Iterator[Finding]:
         return
     yield ok("service", f"it answers at {context.url}")
     ready = context.ask("/readyz")
-    checks: dict[str, CheckJson] = {}
+    checks: dict[str, dict[str, Any]] = {}
     with suppress(ValueError, AttributeError):
         checks = ready.json().get("checks", {}) if ready is not None else {}
     for name, check in checks.items():
@@ -422,9 +399,11 @@ def check_ports(context: Context) -> Iterator[Finding]:
     if settings.mlflow_uri is None:
         wanted.append(("port of mlflow", "mlflow_port", "127.0.0.1", settings.mlflow_port))
     for what, name, host, port in wanted:
-        if _is_free(host, port):
+        with suppress(StartError):
+            listen(host, port, may_move=False).close()
             yield ok(what, f"{port} is free")
-        elif alive:
+            continue
+        if alive:
             yield ok(what, f"{port} is taken; a service runs")
         elif name in settings.model_fields_set:
             words = f"{port} on {host} is taken, or this machine has no address {host}"
@@ -434,29 +413,13 @@ def check_ports(context: Context) -> Iterator[Finding]:
             yield ok(what, f"{port} is taken; the next free one is used")
 
 
-def _is_free(host: str, port: int) -> bool:
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        socket.create_server((host, port), family=family).close()
-    except OSError:
-        return False
-    return True
-
-
 def check_outer_parts(context: Context) -> Iterator[Finding]:
     """Yield whether MLflow and Ray answer, where they belong to somebody else."""
     settings = context.settings
     if settings.mlflow_uri is not None:
-        try:
-            uri = settings.mlflow_uri.rstrip("/")
-            status = httpx2.get(
-                f"{uri}/health", timeout=PATIENCE_SECONDS, trust_env=False
-            ).status_code
-            words = "" if status == 200 else f"it answers {status}"
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            words = f"no answer ({error})"
-        if words:
-            told = f"{settings.mlflow_uri}: {words}"
+        problem = Mlflow(settings.mlflow_uri, settings.mlflow_uri).find_problem()
+        if problem is not None:
+            told = f"{settings.mlflow_uri}: {problem}"
             yield Finding("problem", "mlflow", told, ADVICE["mlflow"])
         else:
             yield ok("mlflow", f"{settings.mlflow_uri} answers")
@@ -529,7 +492,6 @@ def check_clock(context: Context) -> Iterator[Finding]:
     """Yield how far this machine's clock is from the service's and from the database's."""
     compared = False
     before = time.time()
-    context.forget("/healthz")
     answer = context.ask("/healthz")
     if answer is not None and "date" in answer.headers:
         shown = parsedate_to_datetime(answer.headers["date"]).timestamp()

@@ -57,10 +57,6 @@ GONE: Final = "its driver ended, which an earlier service had started"
 """Why nobody knows how a driver ended."""
 
 
-class RayFailedError(StartError):
-    """Ray could not be started or reached."""
-
-
 @dataclass
 class ClusterProcess:
     """Starts drivers, and sees what becomes of Ray and of them."""
@@ -118,7 +114,7 @@ class ClusterProcess:
         """Start the process and wait until Ray answers; try again where it is only slow.
 
         Raises:
-            RayFailedError: if Ray cannot be started or reached.
+            StartError: if Ray cannot be started or reached.
         """
         self._spawn()
         while self._ray_problem is not None:
@@ -128,7 +124,7 @@ class ClusterProcess:
                 self._reader.join()  # what it said last
                 self._end()
                 if not self._is_slow or self._spawned >= MOST_STARTS:
-                    raise RayFailedError(self._problem)
+                    raise StartError(self._problem)
                 logger.warning("%s; trying again", self._problem)
                 self._spawn()
             time.sleep(0.05)

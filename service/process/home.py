@@ -27,14 +27,6 @@ from eigensweep.service.settings import StartError
 logger = logging.getLogger(__name__)
 
 
-class HomeTakenError(StartError):
-    """Another service works in this home folder."""
-
-
-class HomeUnusableError(StartError):
-    """The home folder cannot be written, or another user could change what is in it."""
-
-
 @dataclass
 class Watcher:
     """Keeps a guard over all that this process starts."""
@@ -76,8 +68,8 @@ def hold(home: Path) -> Iterator[Watcher]:
     If an earlier service and its guard were both killed, what they left running is ended first.
 
     Raises:
-        HomeTakenError: if another service holds it.
-        HomeUnusableError: if the folder cannot be made or written, or is not this user's alone.
+        StartError: if another service holds it, it cannot be made or written, or is not this
+            user's alone.
     """
     path = home / "service.lock"
     # The kernel's lock: it ends with this process, however the process ends. Where a file system
@@ -89,14 +81,14 @@ def hold(home: Path) -> Iterator[Watcher]:
         lock.acquire(blocking=False)
     except Timeout as error:
         holder = path.read_text(errors="replace").strip()
-        raise HomeTakenError(
+        raise StartError(
             f"another service works in {home} ({holder or 'it has just started'}); stop it, "
             "or set EIGENSWEEP_HOME to another folder"
         ) from error
     except UnsafeFolderError as error:
-        raise HomeUnusableError(f"the home folder {home} is not safe: {error}") from error
+        raise StartError(f"the home folder {home} is not safe: {error}") from error
     except OSError as error:
-        raise HomeUnusableError(
+        raise StartError(
             f"the home folder {home} cannot be written or locked ({error.strerror}); "
             "set EIGENSWEEP_HOME to a folder of yours"
         ) from error

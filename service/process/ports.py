@@ -12,15 +12,11 @@ MOST_TRIED: Final = 200
 """How many ports are tried."""
 
 
-class PortTakenError(StartError):
-    """Nothing can listen on the port that was asked for."""
-
-
 def listen(host: str, port: int, may_move: bool) -> socket.socket:
     """Return a socket that listens on `port`, or with `may_move` on the next free one.
 
     Raises:
-        PortTakenError: if there is none, or `host` is no address of this machine.
+        StartError: if there is none, or `host` is no address of this machine.
     """
     last = min(port + MOST_TRIED, 65535) if may_move else port
     try:
@@ -37,9 +33,9 @@ def listen(host: str, port: int, may_move: bool) -> socket.socket:
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return listener
     except OSError as error:
-        raise PortTakenError(f"cannot listen on {host}: {error}") from error
+        raise StartError(f"cannot listen on {host}: {error}") from error
     tried = f"ports {port} to {last}" if may_move else f"port {port}"
-    raise PortTakenError(f"cannot listen on {host}: {tried} taken; set another port")
+    raise StartError(f"cannot listen on {host}: {tried} taken; set another port")
 
 
 def find_free_port(host: str, port: int, may_move: bool) -> int:

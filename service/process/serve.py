@@ -70,16 +70,8 @@ REFUSED: Final = 2
 """Exit status of a service that cannot start with its settings."""
 
 
-class OtherStoreError(StartError):
-    """The service that leads keeps checkpoints elsewhere."""
-
-
 class LeadLostError(RuntimeError):
     """Another service leads now."""
-
-
-class ServerEndedError(RuntimeError):
-    """The HTTP server ended by itself."""
 
 
 class _StoppedEarly(BaseException):
@@ -174,7 +166,7 @@ def serve(settings: Settings) -> None:
             if mlflow is not None:
                 mlflow.restart_if_ended()
             if not http.is_alive():
-                raise ServerEndedError("the HTTP server ended by itself")
+                raise RuntimeError("the HTTP server ended by itself")
 
         _wait_to_lead(leadership, about, dispatcher, watch)
         cluster = stack.enter_context(_run_cluster(settings, dispatcher, watcher.mark))
@@ -252,8 +244,8 @@ def _open_record(settings: Settings, about: LeaderJson) -> Iterator[Leadership]:
 
     Raises:
         RecordUnusableError: if the database cannot be opened, read or changed.
-        NewerRecordError: if its schema has a version that this one does not know.
-        OtherStoreError: if the leader keeps checkpoints elsewhere.
+        StartError: if its schema has a version that this one does not know, or the leader keeps
+            checkpoints elsewhere.
     """
     from eigensweep.service.record import migrations
     from eigensweep.service.record.leadership import Leadership
@@ -299,13 +291,13 @@ def _compare_with_leader(leadership: Leadership, about: LeaderJson) -> None:
     """Refuse to wait for the lead with another store than the leader's.
 
     Raises:
-        OtherStoreError: since what it has committed would be missing then.
+        StartError: since what it has committed would be missing then.
     """
     lead = leadership.look()
     if lead is None:
         return
     if lead.about["storage"] != about["storage"]:
-        raise OtherStoreError(
+        raise StartError(
             f"{lead.words}; its checkpoints are in {lead.about['storage']}, and this service would "
             f"look for them in {about['storage']}: set EIGENSWEEP_STORAGE to the leader's store, "
             "which both have to see, or EIGENSWEEP_DATABASE_URL to another database"
@@ -323,7 +315,7 @@ def _wait_to_lead(
     """Wait until no other service leads, and begin to lead; the API answers meanwhile.
 
     Raises:
-        NewerRecordError: if a newer version of the service has led meanwhile.
+        StartError: if a newer version of the service has led meanwhile.
     """
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -361,7 +353,8 @@ def _build(
     from eigensweep.service.record.record import Record
     from eigensweep.service.record.sql import database
 
-    database.look_for_damage_soon(settings.database)
+    look = database.look_for_damage
+    threading.Thread(target=look, args=[settings.database], name="check", daemon=True).start()
     record = Record(settings.database, settings.webhook_urls)
     record.leadership = leadership
     wanted = settings.max_experiments

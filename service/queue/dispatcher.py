@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
+from sqlalchemy import Row
 from sqlalchemy.exc import SQLAlchemyError
 
 from eigensweep.common import logs, traces
@@ -25,7 +26,7 @@ from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.service.counters import RESTARTS
 from eigensweep.service.record.errors import NotLeadingError
 from eigensweep.service.record.ledger import RecordLedger
-from eigensweep.service.record.record import Record, Unfinished
+from eigensweep.service.record.record import Record
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.users.shares import Shares
 from eigensweep.service.store_probe import StoreProbe
@@ -260,7 +261,7 @@ class Dispatcher:
         everything_fails = failing and len(failing) == len(self._supervised)
         self.problem = next(iter(failing.values())) if everything_fails else None
 
-    def _list_next(self, unfinished: Sequence[Unfinished]) -> tuple[list[str], list[str]]:
+    def _list_next(self, unfinished: Sequence[Row[str, bool, bool]]) -> tuple[list[str], list[str]]:
         """Return the newcomers and the head of the queue, as far as there is room for one of them.
 
         To put a long queue in order takes time, and each of many posts has it looked at.

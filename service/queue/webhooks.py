@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from ipaddress import IPv4Network, IPv6Network
 from typing import ClassVar, Final
 
@@ -89,7 +88,7 @@ class WebhookHandler(Handler):
 
     def work(self, job: JobRow) -> None:
         with logs.about(job.experiment_id or ""):
-            if (content := make_message(self.jobs.url, job)) is None:
+            if (content := make_message(self.jobs, job)) is None:
                 return  # its experiment was deleted meanwhile
             try:
                 status = self._post(job, json.dumps(content).encode())
@@ -145,12 +144,9 @@ class WebhookHandler(Handler):
         return addresses[0]
 
 
-def make_message(url: str, job: JobRow) -> dict[str, object] | None:
+@database.reading
+def make_message(jobs: Jobs, session: Session, job: JobRow) -> dict[str, object] | None:
     """Return the content of a message; None if its experiment was deleted meanwhile."""
-    return database.read(url, partial(_describe, job))
-
-
-def _describe(job: JobRow, session: Session) -> dict[str, object] | None:
     if (experiment := session.get(ExperimentRow, job.experiment_id)) is None:
         return None
     counts = count_states(session, [experiment.id])[experiment.id]

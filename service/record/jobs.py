@@ -12,9 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
-from typing import ClassVar, Final, Self, get_args
+from functools import cache, partial
+from typing import Any, ClassVar, Final, Self, get_args
 
+from pydantic import TypeAdapter
 from sqlalchemy import select, update
 
 from eigensweep.service.record.sql import database
@@ -46,7 +47,16 @@ class AskedJob:
     def of(cls, job: JobRow) -> Self:
         """Return the record of a job's row."""
         columns = {name: getattr(job, name) for name in COLUMNS}
-        return cls(id=job.key, **columns, **job.request, **(job.outcome or {}))
+        content = {"id": job.key, **columns, **job.request, **(job.outcome or {})}
+        kind: Any = cls
+        read: Self = _read(kind).validate_python(content)
+        return read
+
+    @classmethod
+    def find(cls, jobs: Jobs, id: str) -> Self | None:
+        """Return the record of one job; None: there is none of this id."""
+        job = jobs.find(cls.kind, id)
+        return None if job is None else cls.of(job)
 
     def to_job(self) -> JobRow:
         """Return it as a row of the table of jobs."""
@@ -58,6 +68,12 @@ class AskedJob:
         return JobRow(
             kind=self.kind, key=key, due_at=due_at, request=content, outcome=outcome, **columns
         )
+
+
+@cache
+def _read(kind: type[AskedJob]) -> TypeAdapter[Any]:
+    """Return what reads the stored form of one kind."""
+    return TypeAdapter(kind)
 
 
 class Jobs(database.AtDatabase):

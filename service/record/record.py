@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
-from sqlalchemy import func, or_, select
+from sqlalchemy import Row, func, or_, select
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
 
 from eigensweep.common import traces
-from eigensweep.protocol.messages import Notice, SpecJson
+from eigensweep.protocol.messages import Notice
 from eigensweep.protocol.states import DRIVEN, ENDED, OPEN_TRIALS
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record.changes.control import lock
@@ -40,29 +40,6 @@ from eigensweep.service.record.views.queue_order import list_newcomers, list_que
 
 MOST_LOOKED_AT = 100
 """Trials at which is looked, at most, to see whether an experiment comes on."""
-
-
-@dataclass(frozen=True)
-class Claim:
-    """The right to drive an experiment, until the next claim."""
-
-    experiment_id: str
-    spec: SpecJson
-    generation: int
-    trace: str | None = None
-    """The place in a trace at which the experiment was posted."""
-    created_at: float = 0.0
-
-
-@dataclass(frozen=True)
-class Unfinished:
-    """An experiment that has left the queue, and has or needs a driver."""
-
-    id: str
-    is_over: bool
-    """Whether it has ended, and its driver only has to bring MLflow up to date."""
-    is_told: bool = False
-    """Whether its notices say why something of it waits."""
 
 
 class Record(Reopening, Retention):
@@ -147,20 +124,21 @@ class Record(Reopening, Retention):
         """
         database.look(self.url, lambda found: check_quotas(RowSession(found), specs, owner))
 
-    def list_unfinished(self) -> list[Unfinished]:
-        """Return the experiments that have or need a driver and are not queued, oldest first."""
+    @database.reading
+    def list_unfinished(self, session: Session) -> Sequence[Row[str, bool, bool]]:
+        """Return the experiments that have or need a driver and are not queued, oldest first.
+
+        Each is an `id`; `is_over`: it has ended, and its driver only has to bring MLflow up to
+        date; and `is_told`: its notices say why something of it waits.
+        """
+        is_over = ExperimentRow.state.in_(ENDED).label("is_over")
+        is_told = ExperimentRow.notices.is_not(None).label("is_told")
         query = (
-            select(ExperimentRow.id, ExperimentRow.state, ExperimentRow.notices.is_not(None))
-            .where(
-                or_(
-                    ExperimentRow.state.in_(DRIVEN),
-                    ExperimentRow.state.in_(ENDED) & ExperimentRow.tracked.is_(False),
-                )
-            )
+            select(ExperimentRow.id, is_over, is_told)
+            .where(or_(ExperimentRow.state.in_(DRIVEN), is_over & ExperimentRow.tracked.is_(False)))
             .order_by(ExperimentRow.created_at, ExperimentRow.id)
         )
-        rows = database.read(self.url, lambda session: session.execute(query).all())
-        return [Unfinished(id, state in ENDED, is_told) for id, state, is_told in rows]
+        return session.execute(query).all()
 
     def list_queued(self, limit: int) -> list[str]:
         """Return the ids at the head of the queue, the next one first."""
@@ -171,10 +149,11 @@ class Record(Reopening, Retention):
         return database.read(self.url, lambda session: list_newcomers(session, limit))
 
     @database.transaction
-    def claim(self, rows: RowSession, id: str) -> Claim | None:
-        """Return the right to drive an experiment, None if it needs no driver.
+    def claim(self, rows: RowSession, id: str) -> ExperimentRow | None:
+        """Return an experiment that this service may drive until the next claim.
 
-        From now on writes of earlier drivers are refused. A queued experiment becomes `starting`.
+        None if it needs no driver. From now on writes of earlier drivers are refused. A queued
+        experiment becomes `starting`.
 
         Raises:
             NotLeadingError: if another service leads; so do `count_death` and `give_up`.
@@ -196,8 +175,7 @@ class Record(Reopening, Retention):
             experiment.started_at = experiment.started_at or now
             experiment.idle_seconds += now - (experiment.left_at or now)
             experiment.left_at = None
-        generation, trace = experiment.generation, experiment.trace
-        return Claim(id, experiment.spec, generation, trace, experiment.created_at)
+        return experiment
 
     def list_begun(self, id: str) -> list[tuple[int, range]]:
         """Return number and seeds of trials that have begun and not ended, the newest first.

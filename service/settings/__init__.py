@@ -121,7 +121,7 @@ class Mlflow:
         url = f"{self.uri.rstrip('/')}/health"
         try:
             answer = httpx2.get(url, timeout=PATIENCE_SECONDS, trust_env=False)
-        except httpx2.HTTPError as error:
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             return "; ".join(filter(None, (f"no answer ({error})", self.explain_end())))
         return None if answer.is_success else f"it answers {answer.status_code}"
 

@@ -87,7 +87,7 @@ def of(trial: TrialSubject) -> AnalysisSpec:
         trials=[trial],
         run_id=trial.run_id,
     )
-    return AnalysisSpec("size_study", {}, trial, whole)
+    return AnalysisSpec(name="size_study", options={}, trial=trial, experiment=whole)
 
 
 @pytest.fixture

@@ -33,14 +33,14 @@ SECRET = "planted-secret"
 
 
 @pytest.fixture
-def context(tmp_path: Path) -> Callable[..., Context]:
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Context]:
     """Return a function that makes a context with a fresh home; answers of a service by path."""
 
     def make(answers: dict[str, httpx2.Response] | None = None, **settings: Any) -> Context:
+        if answers:
+            monkeypatch.setattr(Context, "ask", lambda _, path: answers.get(path))
         made = Settings(home=tmp_path / "home", **settings)
-        return Context(
-            made, "http://127.0.0.1:1" if answers else None, _answers=dict(answers or {})
-        )
+        return Context(made, "http://127.0.0.1:1" if answers else None)
 
     return make
 

@@ -118,7 +118,7 @@ class TestPostsThatWait:
         with posts_at_once(record, 3) as post:
             answers = [post(posted) for _ in range(3)]
             wait_until(lambda: len(record.posts) == 3)
-            monkeypatch.setattr(database, "write_each", fail)
+            monkeypatch.setattr(database, "write", fail)
         assert {type(answer.exception()) for answer in answers} == {OperationalError}
         monkeypatch.undo()
         assert record.list_queued(9) == []

@@ -20,12 +20,13 @@ from sqlalchemy import Connection, MetaData, Table, inspect, select
 from eigensweep.results.trial_result import Result
 from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.ledger import RecordLedger
-from eigensweep.service.record.migrations import NoWayBackError, _configure, migrate
+from eigensweep.service.record.migrations import _configure, migrate
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.tables import Base
 from eigensweep.service.record.views.counts import count_all
 from eigensweep.service.record.views.queries import StateCount
+from eigensweep.service.settings import StartError
 
 SCRIPTS = ScriptDirectory.from_config(_configure())
 REVISIONS = [each.revision for each in SCRIPTS.walk_revisions()][::-1]
@@ -325,7 +326,7 @@ def test_a_downgrade_is_refused_with_words_and_changes_nothing(each_url, wanted)
     config = _configure()
     with database.engine(each_url).execution_options(writes=True).begin() as connection:
         config.attributes["connection"] = connection
-        with pytest.raises(NoWayBackError, match="no way back") as raised:
+        with pytest.raises(StartError, match="no way back") as raised:
             command.downgrade(config, wanted)
     assert REVISIONS[-1] in str(raised.value)
     assert read_rows(each_url)["alembic_version"] == before
@@ -334,7 +335,7 @@ def test_a_downgrade_is_refused_with_words_and_changes_nothing(each_url, wanted)
 
 
 def test_a_program_older_than_the_record_changes_nothing(url):
-    with writing(url) as connection, pytest.raises(NoWayBackError, match="backup"):
+    with writing(url) as connection, pytest.raises(StartError, match="backup"):
         upgrade(connection, REVISIONS[0])
 
 

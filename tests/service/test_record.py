@@ -21,8 +21,6 @@ from eigensweep.service.api.answers.schemas import TrialSummary, Views
 from eigensweep.service.record.errors import IdempotencyKeyReusedError, WrongStateError
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.migrations import (
-    NewerRecordError,
-    OlderRecordError,
     RecordUnusableError,
     compare_versions,
     migrate,
@@ -34,7 +32,7 @@ from eigensweep.service.record.sql.rows import RowSession
 from eigensweep.service.record.sql.tables import Base, ExperimentRow, TrialCount, TrialRow
 from eigensweep.service.record.views.progress import compute_progress
 from eigensweep.service.record.views.queries import StateCount
-from eigensweep.service.settings import Settings
+from eigensweep.service.settings import Settings, StartError
 
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1}
 
@@ -46,7 +44,7 @@ def add(record: Record, spec: dict[str, Any], key: str | None = None) -> str:
 def post_and_claim(record: Record, spec: dict[str, Any]) -> RecordLedger:
     claim = record.claim(add(record, spec))
     assert claim is not None
-    return RecordLedger(record.url, claim.experiment_id, claim.generation)
+    return RecordLedger(record.url, claim.id, claim.generation)
 
 
 class TestSchema:
@@ -63,13 +61,13 @@ class TestSchema:
     def test_a_record_of_a_newer_version_is_refused_with_words(self, url):
         with database.engine(url).execution_options(writes=True).begin() as connection:
             connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
-        with pytest.raises(NewerRecordError, match="EIGENSWEEP_HOME"):
+        with pytest.raises(StartError, match="EIGENSWEEP_HOME"):
             migrate(url)
 
     def test_a_record_before_the_baseline_is_told_the_way(self, url):
         with database.engine(url).execution_options(writes=True).begin() as connection:
             connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0022'")
-        with pytest.raises(OlderRecordError, match="start it once with the last Eigensweep"):
+        with pytest.raises(StartError, match="start it once with the last Eigensweep"):
             migrate(url)
         assert compare_versions(url)[0] == "0022"
 

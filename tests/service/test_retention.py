@@ -21,7 +21,7 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.queue.jobs import JobRunner
 from eigensweep.service.queue.retention import PruningHandler, RetentionRule
 from eigensweep.service.record.changes.retention import DAY
-from eigensweep.service.record.errors import NothingToDoError, WrongStateError
+from eigensweep.service.record.errors import ConflictError, WrongStateError
 from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
@@ -162,7 +162,7 @@ class TestRules:
             record.prune(running, "none")
         claim = record.claim(running)
         RecordLedger(record.url, running, claim.generation).end("completed")
-        with pytest.raises(NothingToDoError, match="delivered to MLflow"):
+        with pytest.raises(ConflictError, match="delivered to MLflow"):
             record.prune(running, "none")
 
 

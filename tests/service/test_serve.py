@@ -26,8 +26,7 @@ from helpers.waiting import PATIENCE, wait_until
 from sqlalchemy.exc import OperationalError
 
 from eigensweep.service.process import guard, home, ports, serve
-from eigensweep.service.process.home import HomeTakenError, HomeUnusableError
-from eigensweep.service.process.ports import PortTakenError
+from eigensweep.service.settings import StartError
 
 LONG = {"training/steps": 1_000_000, "task/valid_size": 8, "task/test_size": 8}
 SHORT = {"training/steps": 20, "task/valid_size": 8, "task/test_size": 8}
@@ -259,14 +258,15 @@ class TestRefusals:
 
     @pytest.mark.ray
     def test_strangers_without_a_token(self, alone):
-        refused = alone.command(EIGENSWEEP_HOST="0.0.0.0")
+        away = "http://127.0.0.1:9"  # so that no MLflow of its own starts
+        refused = alone.command(EIGENSWEEP_HOST="0.0.0.0", EIGENSWEEP_MLFLOW_URI=away)
         assert refused.returncode == 2
         assert "EIGENSWEEP_TOKEN" in refused.stderr
 
     def test_a_port_that_was_asked_for_and_is_taken(self):
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
-            with pytest.raises(PortTakenError, match=str(port)):
+            with pytest.raises(StartError, match=str(port)):
                 ports.listen("127.0.0.1", port, may_move=False)
             with ports.listen("127.0.0.1", port, may_move=True) as moved:
                 assert moved.getsockname()[1] > port
@@ -299,7 +299,7 @@ class TestHome:
             process = self.hold(tmp_path)
             for _ in range(2):  # the first refusal does not blot out who holds it
                 with (
-                    pytest.raises(HomeTakenError, match=f"process {process.pid}, started"),
+                    pytest.raises(StartError, match=f"process {process.pid}, started"),
                     home.hold(tmp_path),
                 ):
                     pass
@@ -332,7 +332,7 @@ class TestHome:
         (tmp_path / "home").mkdir()
         (tmp_path / "home").chmod(0o777)
         with (
-            pytest.raises(HomeUnusableError, match="not safe: other users may write into"),
+            pytest.raises(StartError, match="not safe: other users may write into"),
             home.hold(tmp_path / "home"),
         ):
             pass
@@ -340,7 +340,7 @@ class TestHome:
     def test_a_folder_that_cannot_be_made_is_refused_in_words(self, tmp_path):
         (tmp_path / "file").touch()
         with (
-            pytest.raises(HomeUnusableError, match="EIGENSWEEP_HOME"),
+            pytest.raises(StartError, match="EIGENSWEEP_HOME"),
             home.hold(tmp_path / "file"),
         ):
             pass

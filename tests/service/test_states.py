@@ -24,7 +24,7 @@ from eigensweep.protocol.states import (
     name_actions,
 )
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.service.record.errors import WrongMoveError
+from eigensweep.service.record.errors import ConflictError
 from eigensweep.service.record.journal import end_experiment, move_experiment, move_trial
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
@@ -91,7 +91,7 @@ class TestTable:
                     assert (experiment.state, event.kind) == (following, f"experiment.{kind}")
                     session.expunge_all()
                     continue
-                with pytest.raises(WrongMoveError, match=f"is {state} cannot become {following}"):
+                with pytest.raises(ConflictError, match=f"is {state} cannot become {following}"):
                     move_experiment(session, experiment, following)
                 assert experiment.state == state
                 assert not session.new
@@ -103,7 +103,7 @@ class TestTable:
             if kind := TRIAL_MOVES[state].get(following):
                 assert (move_trial(trial, following), trial.state) == (kind, following)
                 continue
-            with pytest.raises(WrongMoveError, match=f"is {state} cannot become {following}"):
+            with pytest.raises(ConflictError, match=f"is {state} cannot become {following}"):
                 move_trial(trial, following)
             assert trial.state == state
 

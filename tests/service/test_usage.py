@@ -13,7 +13,7 @@ from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.routes.metrics import _about_record
 from eigensweep.service.record.journal import spent_seconds
-from eigensweep.service.record.journal.usage import UserUsage, devices_of, sum_by_user
+from eigensweep.service.record.journal.usage import devices_of, sum_by_user
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.sql import database
@@ -103,8 +103,8 @@ def test_users_and_metrics_have_the_sum_of_their_experiments(url, spec, clock):
     for owner in ("anna", "bob", "anna"):
         train(start(url, spec(resources={"cpus": 2}), owner), clock)
     assert sum_by_user(url) == [
-        UserUsage("anna", 2, 500.0, 1000.0, 0.0),
-        UserUsage("bob", 1, 250.0, 500.0, 0.0),
+        ("anna", 2, 500.0, 1000.0, 0.0),
+        ("bob", 1, 250.0, 500.0, 0.0),
     ]
     registry = CollectorRegistry()
     registry.register(_Of(url))

@@ -80,9 +80,13 @@ def test_every_model_trains_in_lanes_as_alone(name, fields):
             config_of(
                 model,
                 optimizer={"lr": 0.01, "lr_orth": 0.002, "clip_norm": 1.0},
-                training={"steps": 24},
+                training={"steps": 12, "evaluate_every": 10},
             ),
-            config_of(model, optimizer={"lr": 0.003, "weight_decay": 0.1}, training={"steps": 21}),
+            config_of(
+                model,
+                optimizer={"lr": 0.003, "weight_decay": 0.1},
+                training={"steps": 11, "evaluate_every": 10},
+            ),
         ]
     )
 

@@ -7,23 +7,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, Final, Generic, Literal, Self, TypedDict, TypeVar
+from typing import Any, Final, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from eigensweep.common.direction import Better
 from eigensweep.common.made_of import MadeOf
-from eigensweep.protocol.messages import ConfigJson, Notice, NoticeKind, SpecJson
+from eigensweep.protocol.messages import ConfigJson, Notice, NoticeKind, Place, SpecJson
 from eigensweep.protocol.states import ENDED, ExperimentState, TrialState
 from eigensweep.results.statistics import Summary
 from eigensweep.results.trial_result import Metrics, summarize_stored
 from eigensweep.search_spaces.checks.preview import ArmMemory
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.service.record.journal import spent_seconds
-from eigensweep.service.record.journal.usage import UserUsage
-from eigensweep.service.record.sql.tables import AttemptRow, ExperimentRow, PlaceJson, TrialRow
+from eigensweep.service.record.sql.tables import AttemptRow, ExperimentRow, TrialRow
 from eigensweep.service.record.views.progress import compute_progress
 from eigensweep.service.record.views.queries import ExperimentRecord, StoredTrial, TrialRecord
 
@@ -149,7 +149,7 @@ class UsageNow(AnswerModel):
     )
 
     @classmethod
-    def made_of(cls, source: ExperimentRow | TrialRow | UserUsage, /, **more: Any) -> Self:
+    def made_of(cls, source: Any, /, **more: Any) -> Self:
         """Return what a row of the record says."""
         cpu, gpu = source.cpu_seconds / 3600, source.gpu_seconds / 3600
         return cls(trial_seconds=source.trial_seconds, cpu_hours=cpu, gpu_hours=gpu, **more)
@@ -454,26 +454,10 @@ class Views:
         return f"{self._mlflow}/#/experiments/{row.run_project}/runs?{TRAINING}&{view}"
 
 
-class PlaceParts(TypedDict):
-    """Where an attempt trains; None: unknown."""
-
-    node: str | None
-    node_id: str | None
-    pid: int | None
-    device: str | None
-    lanes: int | None
-
-
-def read_place(attempt: AttemptRow | None) -> PlaceParts:
-    """Return where an attempt trains, as far as that is known."""
-    known = PlaceJson() if attempt is None else attempt.place
-    return {
-        "node": known.get("node"),
-        "node_id": known.get("node_id"),
-        "pid": known.get("pid"),
-        "device": known.get("device"),
-        "lanes": known.get("lanes"),
-    }
+def read_place(attempt: AttemptRow | None) -> dict[str, Any]:
+    """Return the fields of the `Place` where an attempt trains; None: not known."""
+    unknown = dict.fromkeys(each.name for each in fields(Place))
+    return unknown if attempt is None else unknown | attempt.place
 
 
 def _name_as_at_the_end(reported: Metrics) -> Metrics:

@@ -72,15 +72,6 @@ def show_duration(seconds: float | None) -> str:
     return " ".join(f"{count} {unit}" for count, unit in parts[first : first + 2] if count)
 
 
-def show_bytes(size: int) -> str:
-    """Return a size in the unit that suits it.
-
-    >>> show_bytes(512), show_bytes(2_345_678)
-    ('512 bytes', '2.3 MB')
-    """
-    return decimal(size)
-
-
 def show_time(moment: datetime | None) -> str:
     """Return a time in UTC, to the minute."""
     return MISSING if moment is None else f"{moment:%Y-%m-%d %H:%M}"
@@ -116,7 +107,7 @@ FILTERS = {
     "share": show_share,
     "exactly": show_exactly,
     "duration": show_duration,
-    "bytes": show_bytes,
+    "bytes": decimal,
     "time": show_time,
     "percent": show_percent,
     "settings": describe_settings,

@@ -56,7 +56,7 @@ from eigensweep.service.api.routes.experiments import ExperimentId, ExperimentQu
 from eigensweep.service.api.routes.overviews import TrialNumber
 from eigensweep.service.api.routes.reproductions import ReproductionId, SuiteListing
 from eigensweep.service.api.routes.trials import TrialQuery
-from eigensweep.service.record.errors import ReproductionNotFoundError
+from eigensweep.service.record.errors import NotFoundError
 from eigensweep.service.record.requests.reproductions import OPEN
 from eigensweep.service.record.views.overviews import list_arms, list_lineages
 
@@ -305,7 +305,7 @@ def show_reproduction(service: TheService, caller: Reader, id: ReproductionId) -
     with suppress(UnknownSuiteError):  # it was removed since
         suite = reproductions.get_suite(service.settings, found.name)
     report = None
-    with suppress(ReproductionNotFoundError):  # there is none yet, or its file was removed
+    with suppress(NotFoundError):  # there is none yet, or its file was removed
         report = reproductions.read_report(service, id)
     return render(
         caller,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 
 from fastapi import APIRouter
@@ -168,7 +167,7 @@ class ClusterNow(AnswerModel):
 def get_cluster(service: TheService) -> ClusterNow:
     """Return nodes, devices and lanes, the trials that use them, and why experiments wait."""
     nodes = service.dispatcher.list_nodes()
-    activity = read_activity(service.record.url, LISTED, MOST_WAITING)
+    activity = read_activity(service.record, LISTED, MOST_WAITING)
     problem = service.dispatcher.away
     if problem is not None and nodes is not None:
         problem += "; the nodes are shown as they were then"
@@ -186,7 +185,11 @@ def get_cluster(service: TheService) -> ClusterNow:
         drivers=_describe_drivers(service, driven),
         problem=problem,
         nodes=[_describe_node(node) for node in nodes or ()],
-        engines=_find_engines(activity.uses),
+        engines=[
+            EngineNow.made_of(each, used=min(each.lanes, each.replicates))
+            for each in activity.crews
+            if each.lanes is not None
+        ],
         running=activity.running,
         uses=[_describe_use(use) for use in activity.uses],
         waiting=[
@@ -231,27 +234,6 @@ def _describe_use(use: Use) -> UseNow:
     return UseNow.made_of(
         row, experiment=row.id, trial=trial.number, arm=trial.arm, page=page, **place
     )
-
-
-def _find_engines(uses: Iterable[Use]) -> list[EngineNow]:
-    """Return the engines in which trials have reported to be."""
-    aboard: dict[tuple[str | None, int, str | None, int], list[int]] = defaultdict(list)
-    for use in uses:
-        place = read_place(use.attempt)
-        if place["lanes"] is not None and place["pid"] is not None:
-            key = (place["node"], place["pid"], place["device"], place["lanes"])
-            aboard[key].append(use.trial.replicates or 1)
-    return [
-        EngineNow(
-            node=node,
-            pid=pid,
-            device=device,
-            lanes=lanes,
-            used=min(lanes, sum(replicates)),
-            trials=len(replicates),
-        )
-        for (node, pid, device, lanes), replicates in aboard.items()
-    ]
 
 
 def _explain(service: Service, row: ExperimentRow, waiting: int, driven: int) -> str | None:

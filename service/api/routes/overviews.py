@@ -28,7 +28,7 @@ from eigensweep.service.api.answers.schemas import AnswerModel
 from eigensweep.service.api.answers.written import DescribedRoute
 from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
-from eigensweep.service.record.errors import WeightsNotFoundError
+from eigensweep.service.record.errors import NotFoundError
 from eigensweep.service.record.requests.analysis_requests import find_place
 from eigensweep.service.record.sql.tables import ExperimentRow, ReportRow, TrialRow
 from eigensweep.service.record.views.overviews import (
@@ -320,7 +320,7 @@ def get_weights(
     keys = dict(_find_keys(trial))
     chosen = next(iter(keys)) if seed is None else seed
     if chosen not in keys:
-        raise WeightsNotFoundError(
+        raise NotFoundError(
             f"trial {number} has no seed {seed}; it has {', '.join(map(str, keys))}"
         )
 
@@ -332,7 +332,7 @@ def get_weights(
 
     file = service.store.ask(open_file)
     if file is None:
-        raise WeightsNotFoundError(
+        raise NotFoundError(
             f"the store has no {which} weights of trial {number} with seed {chosen}: they were "
             "removed (`eigensweep prune`), or it has not committed yet"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -70,7 +69,11 @@ def get_pareto(
         return number, tuple(read_goals(names, Result.from_dict(means)))
 
     ranked = service.record.ranked(id, see)
-    known = [(number, _without_none(values)) for number, values in ranked if None not in values]
+    known = [
+        (number, [each for each in values if each is not None])
+        for number, values in ranked
+        if None not in values
+    ]
     signs = [sign(goal.better) for goal in goals]
     points = [[s * v for s, v in zip(signs, values, strict=True)] for _, values in known]
     best = [known[place] for place in find_front(points)]
@@ -90,7 +93,3 @@ def get_pareto(
         beaten=len(known) - len(front),
         unknown=len(ranked) - len(known),
     )
-
-
-def _without_none(values: Sequence[float | None]) -> list[float]:
-    return [value for value in values if value is not None]

@@ -22,7 +22,7 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import find_code
 from eigensweep.service.record.changes.control import Control, lock, was_done
 from eigensweep.service.record.changes.posting import check_quotas, extend_row
-from eigensweep.service.record.errors import NothingToDoError
+from eigensweep.service.record.errors import ConflictError
 from eigensweep.service.record.journal import (
     budget_of,
     reopen_experiment,
@@ -49,14 +49,14 @@ class Reopening(Control):
 
         Raises:
             ExperimentNotFoundError, WrongStateError: as in `Control`.
-            NothingToDoError: if none has failed, or it may not go on.
+            ConflictError: if none has failed, or it may not go on.
             QuotaExceededError: if its owner may have no further open experiment.
         """
         before = self.row(id)
         was_done(before, "retry")
         spec = ExperimentSpec.from_stored(before.spec)
         if spec.scheduler.name == "pbt":
-            raise NothingToDoError(
+            raise ConflictError(
                 f"the trials of experiment {id} trained as one population (scheduler: pbt), so "
                 f"none is tried again by itself; post it again: eigensweep fork {id}"
             )
@@ -72,7 +72,7 @@ class Reopening(Control):
         Raises:
             ExperimentNotFoundError, WrongStateError: as in `Control`.
             SpecError: if `spec` is another experiment, or asks for less.
-            NothingToDoError: if there is nothing more to do, no time left for it, or if the
+            ConflictError: if there is nothing more to do, no time left for it, or if the
                 checkpoints are gone from which trials would train on.
             QuotaExceededError: if its owner may not have it, or not one more.
         """
@@ -81,7 +81,7 @@ class Reopening(Control):
         old = ExperimentSpec.from_stored(before.spec)
         more = describe_extension(old, spec)
         if not more and before.state == "completed":
-            raise NothingToDoError(
+            raise ConflictError(
                 f"experiment {id} is completed, and the spec asks for nothing more; change "
                 "search.trials, limits.trials, the space or training.steps"
             )
@@ -112,7 +112,7 @@ def _lock(
     experiment = lock(rows, before.id)
     was_done(experiment, action)
     if experiment.edition != before.edition:
-        raise NothingToDoError(f"experiment {before.id} was taken up again in the meantime")
+        raise ConflictError(f"experiment {before.id} was taken up again in the meantime")
     _check_time_left(experiment, spec.limits.wall_seconds)
     check_quotas(rows, [spec], experiment.owner)
     return experiment
@@ -124,7 +124,7 @@ def _retry(
     experiment = _lock(rows, before, "retry", spec)
     count = _reopen_failed(rows, experiment, configs)
     if not count and experiment.state != "failed":
-        raise NothingToDoError(
+        raise ConflictError(
             f"experiment {before.id} has no failed trial, so there is nothing to retry; 'extend' "
             "gives it more to do, and takes up what was cancelled"
         )
@@ -158,7 +158,7 @@ def _configure(spec: ExperimentSpec, trial: TrialRow) -> ConfigJson:
     """Return a trial's configuration with the budget of a spec, if that is longer.
 
     Raises:
-        NothingToDoError: if it is, and the checkpoints are of another version.
+        ConflictError: if it is, and the checkpoints are of another version.
     """
     config = spec.trial(Point(trial.arm, trial.params))
     code = find_code(config.task.name, config.model.name, now=True)  # what a driver would load
@@ -167,7 +167,7 @@ def _configure(spec: ExperimentSpec, trial: TrialRow) -> ConfigJson:
         return trial.config or {}
     if config.content_hash() != trial.config_hash:
         id = trial.experiment_id
-        raise NothingToDoError(
+        raise ConflictError(
             f"trial {trial.number} of experiment {id} trained with another version of its model, "
             "task or trainer, or with other code of the package that brings them, and cannot go "
             f"on; post it again: eigensweep fork {id}"
@@ -203,7 +203,7 @@ _LENGTHENED = choose(is_in(["cancelled", *RANKED]))
 
 def _check_checkpoints(experiment: ExperimentRow) -> None:
     if experiment.kept in ("best", "none"):
-        raise NothingToDoError(
+        raise ConflictError(
             f"the checkpoints of experiment {experiment.id} were removed (`eigensweep prune`, "
             f"keep: {experiment.kept}), so its trials cannot train on with a longer budget; post "
             f"it again, which trains them from the start: eigensweep fork {experiment.id}"
@@ -213,7 +213,7 @@ def _check_checkpoints(experiment: ExperimentRow) -> None:
 def _check_time_left(experiment: ExperimentRow, limit: float | None) -> None:
     spent = spent_seconds(experiment, time.time())
     if limit is not None and spent >= limit:
-        raise NothingToDoError(
+        raise ConflictError(
             f"experiment {experiment.id} has used up its limits.wall_seconds ({limit:g}): it has "
             f"been at work for {spent:.0f} s; extend it with a larger limit, or with null"
         )

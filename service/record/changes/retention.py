@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import ColumnElement, delete, or_, select
+from sqlalchemy import ColumnElement, Row, delete, or_, select
+from sqlalchemy.orm import Session
 
 from eigensweep.protocol.states import ENDED, OPEN_TRIALS
 from eigensweep.service.record.changes.control import Control, lock
-from eigensweep.service.record.errors import NothingToDoError, WrongStateError
+from eigensweep.service.record.errors import ConflictError, WrongStateError
 from eigensweep.service.record.journal import emit
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.rows import RowSession
@@ -26,23 +26,6 @@ from eigensweep.store.upkeep.thinning import STRICTNESS, Keep, stricter, thin_ou
 
 DAY: Final = 86_400.0
 """Seconds."""
-
-
-@dataclass(frozen=True)
-class EndedTrial:
-    """An ended trial and its newest attempt; commits of a later attempt are not removed."""
-
-    number: int
-    attempt: int
-
-
-@dataclass(frozen=True)
-class Named:
-    """An experiment in a list of sizes."""
-
-    id: str
-    name: str
-    owner: str
 
 
 class Retention(Control):
@@ -55,7 +38,7 @@ class Retention(Control):
         Raises:
             ExperimentNotFoundError: if there is none of this id.
             WrongStateError: if it is not over.
-            NothingToDoError: if MLflow has not got all of it yet.
+            ConflictError: if MLflow has not got all of it yet.
         """
         experiment = lock(rows, id)
         self.check_prunable(experiment)
@@ -76,26 +59,27 @@ class Retention(Control):
 
         Raises:
             WrongStateError: if it is not over.
-            NothingToDoError: if MLflow has not got all of it yet, or it ended after a time.
+            ConflictError: if MLflow has not got all of it yet, or it ended after a time.
         """
         id = experiment.id
         if experiment.state not in ENDED:
             raise WrongStateError(id, experiment.state, "prune")
         if not experiment.tracked:
-            raise NothingToDoError(
+            raise ConflictError(
                 f"experiment {id} is still being delivered to MLflow; prune it after that"
             )
         if ended_before is not None and (experiment.finished_at or 0.0) > ended_before:
-            raise NothingToDoError(f"experiment {id} ended later than you asked for")
+            raise ConflictError(f"experiment {id} ended later than you asked for")
 
-    def list_names(self, owner: str | None = None) -> list[Named]:
-        """Return owner and name of each experiment, of all users or of one."""
+    @database.reading
+    def list_names(
+        self, session: Session, owner: str | None = None
+    ) -> Sequence[Row[str, str, str]]:
+        """Return id, name and owner of each experiment, of all users or of one."""
         query = select(ExperimentRow.id, ExperimentRow.name, ExperimentRow.owner)
         if owner is not None:
             query = query.where(ExperimentRow.owner == owner)
-        return database.read(
-            self.url, lambda session: [Named(*row) for row in session.execute(query)]
-        )
+        return session.execute(query).all()
 
     def list_prunable(
         self, keep: Keep, ended_before: float | None = None, owner: str | None = None
@@ -127,8 +111,12 @@ class Retention(Control):
         )
         return database.read(self.url, lambda session: list(session.scalars(query)))
 
-    def list_ended_trials(self, id: str) -> list[EndedTrial]:
-        """Return the trials of an experiment that are over; none if it goes on, or is gone."""
+    @database.reading
+    def list_ended_trials(self, session: Session, id: str) -> Sequence[Row[int, int]]:
+        """Return `number` and newest `attempt` of each trial that is over.
+
+        Commits of a later attempt are not removed. None if the experiment goes on, or is gone.
+        """
         query = (
             select(TrialRow.number, TrialRow.attempt)
             .join(ExperimentRow, ExperimentRow.id == TrialRow.experiment_id)
@@ -136,9 +124,7 @@ class Retention(Control):
             .where(ExperimentRow.state.in_(ENDED))
             .order_by(TrialRow.number)
         )
-        return database.read(
-            self.url, lambda session: [EndedTrial(*row) for row in session.execute(query)]
-        )
+        return session.execute(query).all()
 
     def measure_prunable(self, store: Store, id: str, keep: Keep) -> int:
         """Return how many bytes a rule would free of an experiment that is over.

@@ -18,7 +18,7 @@ from eigensweep.protocol.ledger import error_of_undone
 from eigensweep.protocol.messages import ConfigJson, Notice
 from eigensweep.results.ranking import RANKED, UNRANKED, cost
 from eigensweep.results.trial_result import Outcome
-from eigensweep.service.record.errors import WrongMoveError
+from eigensweep.service.record.errors import ConflictError
 from eigensweep.service.record.journal.usage import count_use
 from eigensweep.service.record.sql.rows import RowSession
 from eigensweep.service.record.sql.tables import (
@@ -28,8 +28,6 @@ from eigensweep.service.record.sql.tables import (
     EventRow,
     ExperimentRow,
     JobRow,
-    KindDetails,
-    NoticeJson,
     ResultJson,
     TrialRow,
     Webhook,
@@ -59,9 +57,7 @@ def remove_nul(text: str | None) -> str | None:
     return None if text is None else text.replace("\0", "")
 
 
-def emit(
-    rows: RowSession, experiment: ExperimentRow, kind: str, **data: Unpack[EventDetails]
-) -> None:
+def emit(rows: RowSession, experiment: ExperimentRow, kind: str, **data: Any) -> None:
     """Add an event to the transaction that makes the change it reports."""
     rows.add(
         EventRow(
@@ -78,18 +74,18 @@ def emit_trial(
     experiment: ExperimentRow,
     trial: TrialRow,
     kind: str,
-    **data: Unpack[KindDetails],
+    **data: Unpack[EventDetails],
 ) -> None:
     """Add an event of a trial, with its arm, attempt and step, and with `data` of its kind."""
-    details: EventDetails = {
-        "trial": trial.number,
-        "arm": trial.arm,
-        "step": trial.step,
-        "steps": trial.steps,
-        "attempt": trial.attempt,
+    emit(
+        *(rows, experiment, f"trial.{kind}"),
+        trial=trial.number,
+        arm=trial.arm,
+        step=trial.step,
+        steps=trial.steps,
+        attempt=trial.attempt,
         **data,
-    }
-    emit(rows, experiment, f"trial.{kind}", **details)
+    )
 
 
 def move_experiment(
@@ -101,11 +97,11 @@ def move_experiment(
     """Move an experiment to another state, and write the event of this move.
 
     Raises:
-        WrongMoveError: if this state may not follow.
+        ConflictError: if this state may not follow.
     """
     kind = states.EXPERIMENT_MOVES[experiment.state].get(following)
     if kind is None:
-        raise WrongMoveError("experiment", experiment.state, following)
+        raise ConflictError(f"an experiment that is {experiment.state} cannot become {following}")
     experiment.state = following
     if following in states.ENDED or following in ("queued", "paused"):
         told = (experiment.notices or ()) if following == "paused" else ()
@@ -117,7 +113,7 @@ def move_experiment(
 
 def record_notices(rows: RowSession, experiment: ExperimentRow, notices: Sequence[Notice]) -> None:
     """Replace the notices of an experiment, with an event if they are others than before."""
-    told = [cast(NoticeJson, notice.to_dict()) for notice in notices] or None
+    told = [notice.to_dict() for notice in notices] or None
     if told != experiment.notices:
         experiment.notices = told
         reason = "; ".join(notice.words for notice in notices) or None
@@ -128,12 +124,12 @@ def move_trial(trial: TrialRow, following: states.TrialState) -> str:
     """Move a trial to another state; return the kind of this move's event.
 
     Raises:
-        WrongMoveError: if this state may not follow.
+        ConflictError: if this state may not follow.
     """
     state = trial.state or "waiting"  # a new one, which is not written yet
     kind = states.TRIAL_MOVES[state].get(following)
     if kind is None:
-        raise WrongMoveError("trial", state, following)
+        raise ConflictError(f"a trial that is {state} cannot become {following}")
     trial.state = following
     return kind
 

@@ -8,9 +8,10 @@ and in drivers.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import func, select
+from sqlalchemy import Row, func, select
 
 from eigensweep.protocol.messages import SpecJson
 from eigensweep.search_spaces.lanes import count_members
@@ -25,18 +26,6 @@ class Devices:
 
     cpus: float
     gpus: float
-
-
-@dataclass(frozen=True)
-class UserUsage:
-    """What all experiments of a user have used so far."""
-
-    user: str
-    experiments: int
-    trial_seconds: float
-    """Of the processes of all trials together."""
-    cpu_seconds: float
-    gpu_seconds: float
 
 
 def devices_of(spec: SpecJson, lanes: int | None = None) -> Devices:
@@ -70,21 +59,21 @@ def count_use(rows: RowSession, trial: TrialRow, attempt: AttemptRow) -> None:
         row.gpu_seconds += seconds * devices.gpus
 
 
-def sum_by_user(url: str) -> list[UserUsage]:
+def sum_by_user(url: str) -> Sequence[Row[str, int, float, float, float]]:
     """Return what each user's experiments have used, by name.
+
+    A `user` has `experiments`, whose trials had processes for `trial_seconds`, and occupied devices
+    for `cpu_seconds` and `gpu_seconds`.
 
     Raises:
         SQLAlchemyError: if the database does not answer.
     """
-    query = (
-        select(
-            ExperimentRow.owner,
-            func.count(),
-            func.sum(ExperimentRow.trial_seconds),
-            func.sum(ExperimentRow.cpu_seconds),
-            func.sum(ExperimentRow.gpu_seconds),
-        )
-        .group_by(ExperimentRow.owner)
-        .order_by(ExperimentRow.owner)
+    query = select(
+        ExperimentRow.owner.label("user"),
+        func.count().label("experiments"),
+        func.sum(ExperimentRow.trial_seconds).label("trial_seconds"),
+        func.sum(ExperimentRow.cpu_seconds).label("cpu_seconds"),
+        func.sum(ExperimentRow.gpu_seconds).label("gpu_seconds"),
     )
-    return database.read(url, lambda session: [UserUsage(*row) for row in session.execute(query)])
+    query = query.group_by(ExperimentRow.owner).order_by(ExperimentRow.owner)
+    return database.look(url, lambda connection: connection.execute(query).all())

@@ -18,7 +18,6 @@ from eigensweep.service.record.sql.rows import RowSession
 from eigensweep.service.record.sql.tables import (
     AttemptRow,
     ExperimentRow,
-    PlaceJson,
     ReportRow,
     ResultJson,
     TrialRow,
@@ -107,7 +106,7 @@ class TrialWrites(LedgerPart):
             attempt=trial.attempt,
             started_at=time.time(),
             token=token,
-            place={} if place is None else cast(PlaceJson, place.to_dict()),
+            place={} if place is None else place.to_dict(),
         )
         rows.add(started)
         if experiment.state in ("starting", "waiting_for_room"):
@@ -198,7 +197,7 @@ def _report(
     key = trial.experiment_id, trial.number
     started = rows.get(AttemptRow, (*key, attempt))
     if started is not None and told.place is not None:
-        started.place = cast(PlaceJson, told.place.to_dict())
+        started.place = told.place.to_dict()
     if started is not None and started.ended_at is None:
         count_use(rows, trial, started)
     known = rows.get(ReportRow, (*key, told.step))

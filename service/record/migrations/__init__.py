@@ -29,18 +29,6 @@ THROUGH: Final = (
 """What to do with a record whose schema is earlier."""
 
 
-class NewerRecordError(StartError):
-    """The database was written by a newer version of the service."""
-
-
-class OlderRecordError(StartError):
-    """The database was written by a version of the service from before `FIRST`."""
-
-
-class NoWayBackError(StartError):
-    """An earlier schema was asked for than the database has."""
-
-
 class RecordUnusableError(StartError):
     """The database of the record cannot be opened, read or changed."""
 
@@ -49,8 +37,7 @@ def migrate(url: str) -> None:
     """Bring the database to this version's schema; an empty one gets it at once.
 
     Raises:
-        NewerRecordError: if its schema has a version that this one does not know.
-        OlderRecordError: if its schema is too old for this version.
+        StartError: if its schema is newer than this version, or too old for it.
         RecordUnusableError: if the database does not answer, or is none.
     """
     config = _configure()
@@ -68,11 +55,11 @@ def migrate(url: str) -> None:
     except CommandError as error:
         have, _ = compare_versions(url)
         if is_too_old(have):
-            raise OlderRecordError(
+            raise StartError(
                 f"the record has schema {have}, and this version begins with {FIRST}: {THROUGH}. "
                 "Nothing was changed"
             ) from error
-        raise NewerRecordError(
+        raise StartError(
             f"the record was written by a newer version of Eigensweep ({error}): install that "
             "version, since a schema never goes back, or set EIGENSWEEP_HOME or "
             "EIGENSWEEP_DATABASE_URL to another place, such as a restored backup"

@@ -9,10 +9,9 @@ from __future__ import annotations
 from alembic import context
 from sqlalchemy import Connection
 
-from eigensweep.service.record.migrations import NoWayBackError
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.tables import Base
-from eigensweep.service.settings import Settings
+from eigensweep.service.settings import Settings, StartError
 
 
 def run(connection: Connection) -> None:
@@ -32,7 +31,7 @@ def _refuse_to_go_back() -> None:
     for have in context.get_context().get_current_heads():
         not_later = {each.revision for each in context.script.walk_revisions("base", have)}
         if wanted != have and (wanted is None or wanted in not_later):
-            raise NoWayBackError(
+            raise StartError(
                 f"the record has schema {have}, and there is no way back to {wanted or 'none'}: "
                 "install the version of Eigensweep that belongs to it, or go on from a backup that "
                 "was made before"

@@ -16,14 +16,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Final, Literal
 
-from pydantic import JsonValue
+from pydantic import BaseModel, ConfigDict, JsonValue
 from pydantic.main import IncEx
 
 from eigensweep.analyses import ANALYSES
 from eigensweep.analyses.base import ExperimentSubject, TrialSubject
 from eigensweep.analyses.messages import FILES, RESULT, Outcome
 from eigensweep.protocol.states import OPEN_ANALYSES
-from eigensweep.service.record.errors import AnalysisNotFoundError
+from eigensweep.service.record.errors import NotFoundError
 from eigensweep.service.record.jobs import PATIENCE, AskedJob, Jobs
 from eigensweep.service.record.sql.tables import JobKind
 from eigensweep.store.places.durable_files import make_folder
@@ -36,9 +36,10 @@ RUNS: Final[Mapping[str, IncEx | bool]] = {"run_id": True, "trials": {"__all__":
 """The MLflow runs of a subject."""
 
 
-@dataclass(frozen=True)
-class AnalysisSpec:
+class AnalysisSpec(BaseModel):
     """A complete request: options with defaults filled in, and the subject as it was found."""
+
+    model_config = ConfigDict(frozen=True)
 
     name: str
     options: OptionsJson
@@ -49,20 +50,9 @@ class AnalysisSpec:
     def id(self) -> str:
         """The digest of the request, 16 hex digits. The subject's MLflow run is no part of it."""
         version = {"result_version": ANALYSES[self.name].result_version}
-        text = json.dumps(version | self.to_dict(without=RUNS), sort_keys=True)
+        content = self.model_dump(mode="json", exclude={"trial": RUNS, "experiment": RUNS})
+        text = json.dumps(version | content, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-    def to_dict(self, without: IncEx | None = None) -> dict[str, object]:
-        """Return it as JSON, the input of its process; `without` names fields of the subject."""
-        subjects = {"trial": self.trial, "experiment": self.experiment}
-        return {
-            "name": self.name,
-            "options": self.options,
-            **{
-                kind: each.model_dump(mode="json", exclude=without) if each else None
-                for kind, each in subjects.items()
-            },
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,14 +93,13 @@ class Analyses:
             StorageError: if its folder cannot be made.
         """
         with self._lock:
-            job = self.jobs.find("analysis", spec.id)
-            earlier = None if job is None else AnalysisRecord.of(job)
+            earlier = AnalysisRecord.find(self.jobs, spec.id)
             if earlier is not None and (
                 earlier.state in OPEN_ANALYSES or self._is_complete(earlier)
             ):
                 return earlier, False
             make_folder(self.folder / spec.id)
-            subject, content = spec.trial or spec.experiment, spec.to_dict()
+            subject = spec.trial or spec.experiment
             record = AnalysisRecord(
                 id=spec.id,
                 name=spec.name,
@@ -119,7 +108,7 @@ class Analyses:
                 trial=None if spec.trial is None else spec.trial.number,
                 state="queued",
                 created_at=time.time() if earlier is None else earlier.created_at,
-                subject={kind: content[kind] for kind in ("trial", "experiment")},
+                subject=spec.model_dump(mode="json", include={"trial", "experiment"}),
             )
             return self._put(record), True
 
@@ -129,15 +118,10 @@ class Analyses:
         return record.state == "finished" and is_delivered and has_files
 
     def get(self, id: str) -> AnalysisRecord:
-        """Return one analysis.
-
-        Raises:
-            AnalysisNotFoundError: if there is none of this id.
-        """
-        found = self.jobs.find("analysis", id)
-        if found is None:
-            raise AnalysisNotFoundError(f"there is no analysis '{id}'")
-        return AnalysisRecord.of(found)
+        """Return one analysis; raise NotFoundError if there is none of this id."""
+        if (found := AnalysisRecord.find(self.jobs, id)) is None:
+            raise NotFoundError(f"there is no analysis '{id}'")
+        return found
 
     def list(self, matches: Callable[[AnalysisRecord], bool]) -> Sequence[AnalysisRecord]:
         """Return the analyses that match, the newest first."""
@@ -147,21 +131,19 @@ class Analyses:
         """Return the path of one of `FILES` of a finished analysis.
 
         Raises:
-            AnalysisNotFoundError: if there is no such analysis or file, or not yet.
+            NotFoundError: if there is no such analysis or file, or not yet.
         """
         record = self.get(id)
         if name not in FILES:
-            raise AnalysisNotFoundError(
-                f"an analysis has no file '{name}'; it has {', '.join(FILES)}"
-            )
+            raise NotFoundError(f"an analysis has no file '{name}'; it has {', '.join(FILES)}")
         if record.state != "finished":
-            raise AnalysisNotFoundError(
+            raise NotFoundError(
                 f"analysis '{record.id}' is {record.state}: it has no files"
                 + (" yet" if record.state != "failed" else "")
             )
         path = self.folder / record.id / name
         if not path.is_file():
-            raise AnalysisNotFoundError(
+            raise NotFoundError(
                 f"the files of analysis '{record.id}' were removed; post its request again"
             )
         return path

@@ -20,7 +20,7 @@ from eigensweep.analyses.base import (
 from eigensweep.protocol.states import ENDED, OPEN_TRIALS
 from eigensweep.search_spaces.checks.problems import list_problems
 from eigensweep.search_spaces.errors import SeveralErrors, SpecError, did_you_mean
-from eigensweep.service.record.errors import NotAnalysableError
+from eigensweep.service.record.errors import ConflictError
 from eigensweep.service.record.requests.analyses import AnalysisSpec, OptionsJson
 from eigensweep.service.record.sql.tables import ExperimentRow, TrialRow
 from eigensweep.service.record.views.queries import Queries
@@ -47,8 +47,8 @@ def complete_request(request: AnalysisRequest, queries: Queries, storage: str) -
 
     Raises:
         SpecError: if a name or an option is wrong, or the subject lacks what is needed.
-        ExperimentNotFoundError, TrialNotFoundError: if there is no such subject.
-        NotAnalysableError: if the subject is not over, or the store has nothing of it.
+        NotFoundError: if there is no such subject.
+        ConflictError: if the subject is not over, or the store has nothing of it.
     """
     analysis = ANALYSES.get(request.name)
     if analysis is None:
@@ -75,7 +75,8 @@ def complete_request(request: AnalysisRequest, queries: Queries, storage: str) -
         analysis.check(options, trial or experiment)
     except ValueError as error:
         raise SpecError("", str(error)) from error
-    return AnalysisSpec(request.name, options.model_dump(mode="json"), trial, experiment)
+    made = options.model_dump(mode="json")
+    return AnalysisSpec(name=request.name, options=made, trial=trial, experiment=experiment)
 
 
 def _check_subject(request: AnalysisRequest, analysis: AnalysisMethod[Any, Any, Any]) -> None:
@@ -112,11 +113,11 @@ def _check_options(request: AnalysisRequest, analysis: AnalysisMethod[Any, Any, 
 def _find_trial(id: str, number: int, queries: Queries) -> TrialSubject:
     trial = queries.trial(id, number).trial
     if trial.state in OPEN_TRIALS:
-        raise NotAnalysableError(
+        raise ConflictError(
             f"trial {number} of {id} is {trial.state}; an analysis looks at one that is over"
         )
     if trial.config is None:
-        raise NotAnalysableError(f"trial {number} of {id} is {trial.state}: it never trained")
+        raise ConflictError(f"trial {number} of {id} is {trial.state}: it never trained")
     return _make_subject(trial)
 
 
@@ -127,11 +128,9 @@ def _check_weights(subject: TrialSubject, options: Options, store: Store) -> Non
         return
     which = f"trial {subject.number} of {subject.experiment}"
     if not store.kept.has_best(key):
-        raise NotAnalysableError(
-            f"{which} is {subject.state} and the store holds no checkpoint of it"
-        )
+        raise ConflictError(f"{which} is {subject.state} and the store holds no checkpoint of it")
     if not isinstance(options, TrialOptions) or options.weights != "best":
-        raise NotAnalysableError(
+        raise ConflictError(
             f"the checkpoints of {which} were removed (`eigensweep prune`), and the store holds "
             "its best weights alone; analyses with the option weights=best are possible"
         )
@@ -140,18 +139,18 @@ def _check_weights(subject: TrialSubject, options: Options, store: Store) -> Non
 def _find_experiment(id: str, queries: Queries) -> ExperimentSubject:
     row: ExperimentRow = queries.row(id)
     if row.state not in ENDED:
-        raise NotAnalysableError(
+        raise ConflictError(
             f"experiment {id} is {row.state}; an analysis looks at one that is over"
         )
     found = queries.trials(id, states=TRAINED, limit=MOST_TRIALS + 1)
     if len(found) > MOST_TRIALS:
-        raise NotAnalysableError(
+        raise ConflictError(
             f"more than {MOST_TRIALS:,} trials of experiment {id} trained; an analysis takes at "
             f"most {MOST_TRIALS:,}"
         )
     trials = [_make_subject(record.trial) for record in found if record.trial.config is not None]
     if not trials:
-        raise NotAnalysableError(f"no trial of experiment {id} trained to an end")
+        raise ConflictError(f"no trial of experiment {id} trained to an end")
     return ExperimentSubject.made_of(row, experiment=id, trials=trials)
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, Self
+from typing import Any, ClassVar, Final, Literal
 
 from pydantic import JsonValue
 
@@ -35,15 +35,15 @@ from eigensweep.search_spaces.shipped.reproductions import (
 )
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record.errors import (
-    AlreadyEndedError,
+    ConflictError,
     ExperimentNotFoundError,
-    ReproductionNotFoundError,
+    NotFoundError,
     WrongStateError,
 )
 from eigensweep.service.record.jobs import PATIENCE, AskedJob, Jobs
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.requests.taking_up import take_up
-from eigensweep.service.record.sql.tables import OPERATOR, JobKind, JobRow
+from eigensweep.service.record.sql.tables import OPERATOR, JobKind
 from eigensweep.store.places.durable_files import make_folder
 
 logger = logging.getLogger(__name__)
@@ -111,23 +111,6 @@ class ReproductionRecord(AskedJob):
         """All of its experiments."""
         return {*self.first.values(), *self.experiments.values()}
 
-    @classmethod
-    def of(cls, job: JobRow) -> Self:
-        read = super().of(job)
-        asked: Any = read.analyses
-        until: Any = read.until
-        return replace(
-            read,
-            experiments=_read_posted(read.experiments),
-            first=_read_posted(read.first),
-            analyses=None if asked is None else tuple(Wanted(**each) for each in asked),
-            until=until and Until(**{**until, "looks": tuple(until["looks"])}),
-        )
-
-
-def _read_posted(stored: Any) -> dict[str, Posted]:
-    return {label: Posted(**each) for label, each in stored.items()}
-
 
 @dataclass
 class Reproductions:
@@ -169,8 +152,7 @@ class Reproductions:
         """
         id = make_id(name, budget, until, resources)
         with self._lock:
-            job = self.jobs.find("reproduction", id)
-            earlier = None if job is None else ReproductionRecord.of(job)
+            earlier = ReproductionRecord.find(self.jobs, id)
             if earlier is not None and earlier.until is not None and until is not None:
                 until = replace(until, looks=earlier.until.looks)
             if earlier is not None and (
@@ -260,15 +242,10 @@ class Reproductions:
             attempt += 1
 
     def get(self, id: str) -> ReproductionRecord:
-        """Return one reproduction.
-
-        Raises:
-            ReproductionNotFoundError: if there is none of this id.
-        """
-        found = self.jobs.find("reproduction", id)
-        if found is None:
-            raise ReproductionNotFoundError(f"there is no reproduction '{id}'")
-        return ReproductionRecord.of(found)
+        """Return one reproduction; raise NotFoundError if there is none of this id."""
+        if (found := ReproductionRecord.find(self.jobs, id)) is None:
+            raise NotFoundError(f"there is no reproduction '{id}'")
+        return found
 
     def list(self, states: Sequence[str] = ()) -> Sequence[ReproductionRecord]:
         """Return those in one of the states (default: all), by name, then by age."""
@@ -282,12 +259,12 @@ class Reproductions:
         """Return the path of one of the report's files.
 
         Raises:
-            ReproductionNotFoundError: if there is no such reproduction or file, or not yet.
+            NotFoundError: if there is no such reproduction or file, or not yet.
         """
         found = self.get(id)
         path = self.folder / id / name
         if name not in FILES or found.state != "finished" or not path.is_file():
-            raise ReproductionNotFoundError(
+            raise NotFoundError(
                 f"reproduction '{id}' is {found.state}: it has no file '{name}'"
                 + (" yet" if found.state in OPEN else f"; reports have {', '.join(FILES)}")
             )
@@ -299,14 +276,14 @@ class Reproductions:
         `may_cancel` says of an experiment's owner whether it is cancelled, too.
 
         Raises:
-            ReproductionNotFoundError: if there is none of this id.
-            AlreadyEndedError: if it is over.
+            NotFoundError: if there is none of this id.
+            ConflictError: if it is over.
         """
         found = self.get(id)
         if found.state == "cancelled":
             return found
         if found.state not in OPEN:
-            raise AlreadyEndedError(f"reproduction {id} is over: it has {found.state}")
+            raise ConflictError(f"reproduction {id} is over: it has {found.state}")
         for each in found.posted:
             with suppress(WrongStateError, ExperimentNotFoundError):
                 if each.id is not None and may_cancel(self.record.row(each.id).owner):

@@ -9,9 +9,9 @@ import logging
 import re
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import lru_cache, partial, wraps
+from functools import lru_cache, wraps
 from typing import Concatenate, Final, Literal, ParamSpec, Protocol, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
@@ -204,7 +204,8 @@ def find_damage(url: str) -> str | None:
 def look_for_damage(url: str) -> None:
     """Have SQLite read the whole database; afterwards `find_damage` returns what it found.
 
-    PostgreSQL has checksums of its own, and says what is damaged when it reads it.
+    A large record takes a while. PostgreSQL has checksums of its own, and says what is damaged when
+    it reads it.
     """
     if not takes_turns(url):
         return
@@ -212,11 +213,6 @@ def look_for_damage(url: str) -> None:
         words = look(url, lambda connection: connection.scalar(text("PRAGMA quick_check(1)")))
         if words != "ok":
             _note_damage(url, words)
-
-
-def look_for_damage_soon(url: str) -> None:
-    """Do it in a thread of its own: a large record takes a while."""
-    threading.Thread(target=look_for_damage, args=[url], name="check", daemon=True).start()
 
 
 def explain_damage(url: str, what: object) -> str:
@@ -248,7 +244,7 @@ def read(url: str, work: Callable[[Session], T], patience: float = 0.0) -> T:
 
 def look(url: str, work: Callable[[Connection], T], patience: float = 0.0) -> T:
     """Return `work(connection)`, the same as `read`, for a single statement."""
-    return _persist(url, work, patience, _open_connection, "reads")
+    return _persist(url, work, patience, Engine.connect, "reads")
 
 
 def write(url: str, work: Callable[[RowSession], T], patience: float = 0.0) -> T:
@@ -298,23 +294,6 @@ def write_relaxed(url: str, work: Callable[[RowSession], T], patience: float = 0
     return _persist(url, work, patience, _open_rows, "writes_relaxed")
 
 
-def write_each(url: str, works: Sequence[Callable[[RowSession], T]]) -> list[T]:
-    """Return what each of `works` returns, one after another in one transaction.
-
-    Each sees what those before it have written. If one raises, nothing of any stays.
-    """
-    return _persist(url, partial(_do_each, works), 0.0, _begin, "writes")
-
-
-def _do_each(works: Sequence[Callable[[RowSession], T]], connection: Connection) -> list[T]:
-    answers = []
-    for each in works:
-        session = RowSession(connection)
-        answers.append(each(session))
-        session.flush()
-    return answers
-
-
 def _persist(
     url: str,
     work: Callable[[S], T],
@@ -327,18 +306,14 @@ def _persist(
     except Exception as error:
         if patience <= 0 or not is_away(error):
             raise
-    return _retry_for(patience)(_transact, url, work, begin, mode)
-
-
-def _retry_for(patience: float) -> Retrying:
-    """Return what calls a function again while the database is away, for `patience` seconds."""
-    return Retrying(
+    again = Retrying(
         retry=retry_if_exception(is_away),
         stop=stop_before_delay(patience),
         wait=wait_exponential(multiplier=FIRST_PAUSE, max=LONGEST_PAUSE),
         before_sleep=_log_away,
         reraise=True,
     )
+    return again(_transact, url, work, begin, mode)
 
 
 def _transact(
@@ -364,16 +339,6 @@ def _open_rows(bound: Engine) -> Iterator[RowSession]:
         session = RowSession(connection)
         yield session
         session.flush()
-
-
-def _begin(bound: Engine) -> AbstractContextManager[Connection]:
-    return bound.begin()
-
-
-@contextmanager
-def _open_connection(bound: Engine) -> Iterator[Connection]:
-    with bound.connect() as connection:
-        yield connection
 
 
 @lru_cache(maxsize=128)

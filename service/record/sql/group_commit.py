@@ -64,8 +64,17 @@ class GroupCommit:
 
     def _write_waiting(self) -> None:
         taken = [self._waiting.popleft() for _ in range(len(self._waiting))]
+
+        def write_all(rows: RowSession) -> list[Any]:
+            answers = []
+            for each in taken:  # each sees what those before it have written
+                part = rows.make_part()
+                answers.append(each.work(part))
+                part.flush()
+            return answers
+
         try:
-            answers = database.write_each(self._url, [each.work for each in taken])
+            answers = database.write(self._url, write_all)
         except BaseException as error:
             is_refusal = isinstance(error, Exception) and not database.is_away(error)
             for each in taken:

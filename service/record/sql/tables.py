@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from eigensweep.common.direction import Better
-from eigensweep.protocol.messages import ConfigJson, NoticeKind, Params, SpecJson
+from eigensweep.protocol.messages import ConfigJson, Params, SpecJson
 from eigensweep.results.ranking import UNRANKED
 from eigensweep.results.trial_result import Metrics, Outcome
 from eigensweep.store.upkeep.thinning import Keep
@@ -45,25 +45,6 @@ class ResultJson(TypedDict, total=False):
     reused_from: SourceJson | None
 
 
-class NoticeJson(TypedDict):
-    """A `Notice`."""
-
-    kind: NoticeKind
-    words: str
-    node: str | None
-    until: float | None
-
-
-class PlaceJson(TypedDict, total=False):
-    """A `Place`."""
-
-    node: str
-    pid: int
-    device: str
-    lanes: int | None
-    node_id: str | None
-
-
 class EarlierJson(TypedDict):
     """How a trial had ended before it was opened again. Result and value stay in their columns."""
 
@@ -74,8 +55,8 @@ class EarlierJson(TypedDict):
     reason: str
 
 
-class KindDetails(TypedDict, total=False):
-    """Details that only some kinds of events have."""
+class EventDetails(TypedDict, total=False):
+    """What only some kinds of events say."""
 
     name: str
     params: Params
@@ -85,22 +66,6 @@ class KindDetails(TypedDict, total=False):
     error: str | None
     source: int
     priority: int
-
-
-class EventDetails(KindDetails, total=False):
-    """The same, and for an event of a trial: which trial, and how far it is."""
-
-    trial: int
-    arm: str
-    step: int
-    steps: int
-    attempt: int
-
-
-class EventJson(EventDetails):
-    """The data of an event."""
-
-    experiment: str
 
 
 class LeaderJson(TypedDict):
@@ -158,7 +123,7 @@ class ExperimentRow(Base):
     state: Mapped[str] = mapped_column(sa.String(16), default="queued")
     total: Mapped[int | None] = mapped_column(sa.BigInteger)
     error: Mapped[str | None] = mapped_column(sa.Text)
-    notices: Mapped[list[NoticeJson] | None] = mapped_column(JsonColumn)
+    notices: Mapped[list[dict[str, Any]] | None] = mapped_column(JsonColumn)
     """Each `Notice` that its driver gives now: why it comes on slowly; None if there is none."""
     wants: Mapped[dict[str, object] | None] = mapped_column(JsonColumn)
     """The `Demand` that its driver gave last, with what it may have (`shares`); None before."""
@@ -307,7 +272,8 @@ class AttemptRow(Base):
     """Up to when its time is counted in what the trial has used; None: not at all yet."""
     token: Mapped[str] = mapped_column(sa.String(32))
     """Made by the caller of `begin`: a call repeated after a lost answer starts nothing new."""
-    place: Mapped[PlaceJson] = mapped_column(JsonColumn, default=dict)
+    place: Mapped[dict[str, Any]] = mapped_column(JsonColumn, default=dict)
+    """The `Place`, once it is known."""
 
 
 class ReportRow(Base):
@@ -386,7 +352,8 @@ class EventRow(Base):
     id: Mapped[int] = mapped_column(Serial, primary_key=True)
     experiment_id: Mapped[str] = mapped_column(sa.ForeignKey("experiments.id", ondelete="CASCADE"))
     kind: Mapped[str] = mapped_column(sa.String(40))
-    data: Mapped[EventJson] = mapped_column(JsonColumn)
+    data: Mapped[dict[str, Any]] = mapped_column(JsonColumn)
+    """The id of the `experiment`, `EventDetails`, and for a trial which it is, and how far."""
     at: Mapped[float] = mapped_column(sa.Double)
 
 

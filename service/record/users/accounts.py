@@ -20,10 +20,9 @@ from sqlalchemy.orm import Session
 from eigensweep.common.made_of import MadeOf
 from eigensweep.common.plain_numbers import PlainNumbers
 from eigensweep.service.record.errors import (
-    AccountNotFoundError,
-    AlreadyThereError,
     ConflictError,
     NotAllowedError,
+    NotFoundError,
 )
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.rows import RowSession, read_first
@@ -122,12 +121,12 @@ class Accounts(database.AtDatabase):
         """Add a user, or restore a removed one; revoked tokens stay revoked.
 
         Raises:
-            AlreadyThereError: if there is a user of this name.
+            ConflictError: if there is a user of this name.
             NotAllowedError: if nobody can have this name.
         """
         user = rows.get(User, name)
         if user is not None and user.removed_at is None:
-            raise AlreadyThereError(f"there is a user '{name}' already")
+            raise ConflictError(f"there is a user '{name}' already")
         user = _make_user(rows, name) if user is None else user
         user.removed_at = None
         _set_quotas(user, quotas or Quotas())
@@ -147,7 +146,7 @@ class Accounts(database.AtDatabase):
         """Set the quotas that `changes` names, and leave the others.
 
         Raises:
-            AccountNotFoundError: if there is no such user.
+            NotFoundError: if there is no such user.
         """
         user = _find_user(rows, name)
         before = _describe_user(user).quotas
@@ -159,7 +158,7 @@ class Accounts(database.AtDatabase):
         """Refuse a user from now on, by token and by proxy; the user's experiments stay.
 
         Raises:
-            AccountNotFoundError: if there is no such user.
+            NotFoundError: if there is no such user.
         """
         user, now = _find_user(rows, name), time.time()
         user.removed_at = user.removed_at or now
@@ -212,11 +211,11 @@ class Accounts(database.AtDatabase):
         """Revoke a token. A second call changes nothing.
 
         Raises:
-            AccountNotFoundError: if there is none of this id.
+            NotFoundError: if there is none of this id.
         """
         token = rows.get(Token, id)
         if token is None:
-            raise AccountNotFoundError(f"there is no token '{id}'")
+            raise NotFoundError(f"there is no token '{id}'")
         token.revoked_at = token.revoked_at or time.time()
         return _describe_token(token)
 
@@ -280,7 +279,7 @@ def _make_user(rows: RowSession, name: str) -> User:
 def _find_user(rows: RowSession, name: str) -> User:
     user = rows.get(User, name)
     if user is None:
-        raise AccountNotFoundError(f"there is no user '{name[:64]}'")
+        raise NotFoundError(f"there is no user '{name[:64]}'")
     return user
 
 

@@ -6,7 +6,6 @@ Runs in the service's process.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session, defer
@@ -14,7 +13,8 @@ from sqlalchemy.orm import Session, defer
 from eigensweep.protocol.states import DRIVEN, ENDED, EXPERIMENT_STATES
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.tables import AttemptRow, ExperimentRow, TrialRow
-from eigensweep.service.record.views.queries import count_states
+from eigensweep.service.record.views.counts import IS_NEWEST, Crew, find_crews
+from eigensweep.service.record.views.queries import Queries, count_states
 
 WAITING = tuple(s for s in EXPERIMENT_STATES if s not in {*DRIVEN, *ENDED, "deleting"})
 """The states of experiments that are not over and have no driver."""
@@ -44,26 +44,20 @@ class Activity:
     They come in the order of their priorities, without their specs."""
     waiting: int
     """How many open experiments have no driver; `experiments` may have fewer."""
+    crews: list[Crew]
+    """The processes that train."""
 
 
-def read_activity(url: str, uses: int, waiting: int) -> Activity:
+@database.reading
+def read_activity(queries: Queries, session: Session, uses: int, waiting: int) -> Activity:
     """Return at most so many trials that have a process, and experiments that are not over.
 
     Of these all that are driven, and at most `waiting` of the others.
     """
-    return database.read(url, partial(_read_activity, uses, waiting))
-
-
-def _read_activity(uses: int, waiting: int, session: Session) -> Activity:
     training = (
         select(TrialRow, AttemptRow, ExperimentRow)
         .join(ExperimentRow, ExperimentRow.id == TrialRow.experiment_id)
-        .outerjoin(
-            AttemptRow,
-            (AttemptRow.experiment_id == TrialRow.experiment_id)
-            & (AttemptRow.number == TrialRow.number)
-            & (AttemptRow.attempt == TrialRow.attempt),
-        )
+        .outerjoin(AttemptRow, IS_NEWEST)
         .where(TrialRow.state == "running")
         .options(
             defer(TrialRow.config, raiseload=True),
@@ -90,4 +84,5 @@ def _read_activity(uses: int, waiting: int, session: Session) -> Activity:
         session.scalars(running).one(),
         [(r, c.trials if (c := counts[r.id].get("waiting")) else 0) for r in rows],
         session.scalars(select(func.count()).select_from(ExperimentRow).where(others)).one(),
+        find_crews(session),
     )

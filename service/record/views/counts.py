@@ -7,7 +7,7 @@ trials all counts take about 0.2 s of one core.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -23,6 +23,12 @@ from eigensweep.service.record.sql.tables import AttemptRow, ExperimentRow, Tria
 DURATIONS: Final = (1, 10, 30, 60, 300, 900, 1800, 3600, 3 * 3600, 12 * 3600, 24 * 3600)
 """Upper bounds, in seconds, of the histogram of trials' durations."""
 HOUR: Final = 3600.0
+IS_NEWEST: Final = (
+    (AttemptRow.experiment_id == TrialRow.experiment_id)
+    & (AttemptRow.number == TrialRow.number)
+    & (AttemptRow.attempt == TrialRow.attempt)
+)
+"""Whether an attempt is the newest one of its trial."""
 
 
 @dataclass
@@ -44,6 +50,7 @@ class Crew:
     device: str
     lanes: int | None
     """None: the process is no engine, and trains one trial."""
+    trials: int
     replicates: int
     """Replicates of its trials, those that wait for a lane included."""
 
@@ -83,7 +90,7 @@ def _count_all(now: float, session: Session) -> Counts:
     _count_experiments(session, counts)
     _count_trials(session, counts, now)
     _count_undelivered(session, counts)
-    counts.crews = list(_find_crews(session))
+    counts.crews = find_crews(session)
     return counts
 
 
@@ -130,24 +137,19 @@ def _count_undelivered(session: Session, counts: Counts) -> None:
     counts.undelivered_experiments = session.scalars(experiments).one()
 
 
-def _find_crews(session: Session) -> Iterable[Crew]:
+def find_crews(session: Session) -> list[Crew]:
     """Return the processes that train now, as the newest reports of their trials name them."""
     query = (
         select(AttemptRow.place, TrialRow.replicates)
-        .join(
-            TrialRow,
-            (AttemptRow.experiment_id == TrialRow.experiment_id)
-            & (AttemptRow.number == TrialRow.number)
-            & (AttemptRow.attempt == TrialRow.attempt),
-        )
+        .join(TrialRow, IS_NEWEST)
         .where(TrialRow.state == "running")
+        .order_by(TrialRow.experiment_id, TrialRow.number)
     )
-    aboard: dict[Place, int] = {}
+    aboard: defaultdict[Place, list[int]] = defaultdict(list)
     for content, replicates in session.execute(query):
         if content:
-            place = Place.from_dict(content)
-            aboard[place] = aboard.get(place, 0) + (replicates or 1)
+            aboard[Place.from_dict(content)].append(replicates or 1)
     return [
-        Crew(place.node, place.pid, place.device, place.lanes, count)
-        for place, count in aboard.items()
+        Crew(place.node, place.pid, place.device, place.lanes, len(each), sum(each))
+        for place, each in aboard.items()
     ]

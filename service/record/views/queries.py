@@ -17,7 +17,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session, defer, load_only
 from eigensweep.protocol.messages import Params
 from eigensweep.protocol.states import ExperimentState
 from eigensweep.results.ranking import UNRANKED
-from eigensweep.service.record.errors import ExperimentNotFoundError, TrialNotFoundError
+from eigensweep.service.record.errors import ExperimentNotFoundError, NotFoundError
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.rows import RowSession, read_first
 from eigensweep.service.record.sql.tables import (
@@ -305,13 +305,16 @@ class Queries(database.AtDatabase):
         """Return one trial with its reports and attempts.
 
         Raises:
-            ExperimentNotFoundError, TrialNotFoundError: if there is none.
+            NotFoundError: if there is none.
         """
         trial = session.get(TrialRow, (id, number))
         if trial is None:
             require_experiment(session, id)
             mine = sa.select(sa.func.count()).where(TrialRow.experiment_id == id)
-            raise TrialNotFoundError(id, number, session.scalars(mine).one())
+            opened = session.scalars(mine).one()
+            raise NotFoundError(
+                f"experiment '{id}' has no trial {number}; it has opened {opened} so far"
+            )
         return _add_history(session, trial)
 
     def events(self, id: str, after: int = 0, limit: int = 500) -> list[EventRow]:
