@@ -27,31 +27,20 @@ ACTORS = "ray.air.execution._internal.actor_manager:RayActorManager"
 USED: dict[str, tuple[str, ...]] = {
     TUNE: (
         *("_actor_manager", "_failed_trials", "_maybe_cache_trial_actor"),
-        *("_maybe_reuse_cached_actor", "_staged_trials", "_stopped_trials", "_trial_to_actor"),
+        *("_maybe_reuse_cached_actor", "_stopped_trials", "_trial_to_actor"),
         *("_trials_to_cache", "_update_trial_queue"),
     ),
     ACTORS: (
         *("_actor_start_failed", "_actor_state_events", "_actor_task_events"),
         *("_actor_task_failed", "_try_kill_actor", "_try_start_actors"),
     ),
-    "ray.air.execution._internal.event_manager:RayEventManager": ("_tracked_futures",),
-    "ray.air.execution._internal.tracked_actor": ("TrackedActor",),
-    "ray.tune.schedulers.async_hyperband": ("_Bracket",),
-    "ray.tune.schedulers.async_hyperband:_Bracket": ("_rungs",),
-    "ray.tune.schedulers.async_hyperband:AsyncHyperBandScheduler": ("_trial_info",),
     "ray.actor:ActorHandle": ("_actor_id",),
     "ray._private.grpc_utils": ("init_grpc_channel",),
     "ray._private.state": ("actors", "available_resources_per_node", "state"),
     "ray._private.state:GlobalState": ("get_draining_nodes",),
-    "ray._private.utils": ("get_runtime_env_info",),
-    "ray._private.worker": ("_global_node", "global_worker"),
     "ray._raylet": ("GcsClient", "setproctitle"),
     "ray.core.generated.node_manager_pb2": (),
     "ray.core.generated.node_manager_pb2_grpc": (),
-    "mlflow.server.handlers": ("_get_tracking_store",),
-    "mlflow.store.artifact.artifact_repository_registry": ("_artifact_repository_registry",),
-    "mlflow.store.artifact.artifact_repository_registry:ArtifactRepositoryRegistry": ("_registry",),
-    "mlflow.utils.validation": ("_validate_batch_log_data", "_validate_run_id"),
 }
 
 

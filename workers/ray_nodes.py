@@ -28,6 +28,7 @@ class RayNode(TypedDict):
     NodeManagerAddress: str
     NodeManagerPort: int
     NodeManagerHostname: str
+    RayletSocketName: str
     Resources: dict[str, float]
     Labels: NotRequired[dict[str, str]]
 

@@ -38,7 +38,7 @@ DEVICE_LOST = (
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Tell whether the device, or the machine, had no memory left."""
-    kinds = (MemoryError, *_loaded("torch", "OutOfMemoryError"))
+    kinds: tuple[type[BaseException], ...] = (MemoryError, *_loaded("torch", "OutOfMemoryError"))
     return any(
         isinstance(each, kinds)
         or (isinstance(each, RuntimeError) and any(words in str(each) for words in NO_MEMORY))

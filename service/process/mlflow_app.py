@@ -107,13 +107,11 @@ def confine_artifacts(folder: Path) -> None:
     """Let this process open artifacts below `folder` only, whatever address a run has."""
     from mlflow.exceptions import MlflowException
     from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
-    from mlflow.store.artifact import artifact_repository_registry as known
+    from mlflow.store.artifact import artifact_repository_registry as registry
     from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
     from mlflow.utils.file_utils import local_file_uri_to_path
 
     read_path: Any = local_file_uri_to_path
-
-    registry: Any = known._artifact_repository_registry
     root = folder.resolve()
 
     def open_repository(uri: str, *rest: Any, **named: Any) -> LocalArtifactRepository:
@@ -125,24 +123,26 @@ def confine_artifacts(folder: Path) -> None:
             )
         return LocalArtifactRepository(uri, *rest, **named)
 
-    for scheme in list(registry._registry):
-        registry.register(scheme, open_repository)
+    known: dict[str, Any] = registry.get_registered_artifact_repositories()  # no copy
+    known.update(dict.fromkeys(known, open_repository))
 
 
 def make_app() -> ASGIApp:
     """Return MLflow's application behind the lock; `main` has set its environment."""
     from mlflow import server
-    from mlflow.server.constants import ARTIFACTS_DESTINATION_ENV_VAR
+    from mlflow.server import constants
     from mlflow.server.fastapi_app import app
-    from mlflow.server.handlers import _get_tracking_store
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
     from eigensweep.service.process.mlflow_writer import Writer
 
-    artifacts = Path(os.environ[ARTIFACTS_DESTINATION_ENV_VAR])
+    artifacts = Path(os.environ[constants.ARTIFACTS_DESTINATION_ENV_VAR])
     confine_artifacts(artifacts)
     page = Path(server.__file__).parent / "js" / "build" / "index.html"
     pages: ASGIApp = FirstPage(app, page.read_text())
-    store: Any = _get_tracking_store()
+    place, root = constants.BACKEND_STORE_URI_ENV_VAR, constants.ARTIFACT_ROOT_ENV_VAR
+    make: Any = SqlAlchemyStore
+    store = make(os.environ[place], os.environ[root])  # shares connections with MLflow's own
     return SecretGate(Writer(pages, store, artifacts), os.environ[TOKEN])
 
 

@@ -49,6 +49,7 @@ from eigensweep.workers.tracking.run_writes import (
 
 NAME: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*", re.ASCII)
 """Paths of texts: nothing that leads out of a run's folder."""
+RUN_ID: Final = re.compile(r"[0-9a-f]{32}")
 MOST_METRICS: Final = 900
 """Metrics that MLflow's own function is given at once; with the rest it may have a thousand."""
 MOST_PARAMS: Final = 50
@@ -57,8 +58,7 @@ TRANSIENT: Final = {"INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE"}
 """Errors that say nothing about a run: the whole request is to be sent again."""
 
 
-check_id: Any = validation._validate_run_id
-check_content: Any = validation._validate_batch_log_data
+rules: Any = validation
 join_uri: Any = uri.append_to_uri_path
 
 
@@ -112,6 +112,9 @@ class Writer:
         tables: dict[type, list[dict[str, object]]] = {SqlRun: []}
         for write in writes:
             try:
+                if not RUN_ID.fullmatch(write.run_id):
+                    words = f"{write.run_id[:200]!r} is no id of a run"
+                    raise MlflowException(words, INVALID_PARAMETER_VALUE)
                 self._keep_texts(experiment.artifact_location, write)
                 if write.run_id in there:
                     self._add(write)
@@ -149,7 +152,6 @@ class Writer:
         for name, text in write.texts.items():
             if not is_kept_by_server(location) or not NAME.fullmatch(name):
                 raise MlflowException(f"no text can be kept at {name}", INVALID_PARAMETER_VALUE)
-            check_id(write.run_id)
             below = location.removeprefix(PROXIED).lstrip("/")
             path = self._artifacts / below / write.run_id / "artifacts" / name
             if not path.resolve().is_relative_to(self._artifacts):
@@ -161,7 +163,6 @@ class Writer:
         self, project: str, location: str, write: RunWrite
     ) -> Iterable[tuple[type, list[dict[str, object]]]]:
         """Return the rows of a run that is not there, by MLflow's tables."""
-        check_id(write.run_id)
         if not write.name:
             raise MlflowException(f"Run with id={write.run_id} not found", RESOURCE_DOES_NOT_EXIST)
         metrics, params, tags = _entities(write)
@@ -212,10 +213,14 @@ def _problem(code: int, words: str) -> JSONResponse:
 
 
 def _entities(write: RunWrite) -> tuple[list[Metric], list[Param], list[RunTag]]:
-    """Return the content as MLflow's own, checked by its rules."""
-    metrics, params, tags = check_content(
+    """Return the content as MLflow's own, by its rules for names and lengths."""
+    for name in {*(point[0] for point in write.points), *write.params, *write.tags}:
+        is_name = rules.validate_param_and_metric_name(name) and not rules.path_not_unique(name)
+        if not is_name or len(name) > rules.MAX_ENTITY_KEY_LENGTH:
+            words = f"MLflow takes no metric, parameter or tag of the name {name[:200]!r}"
+            raise MlflowException(words, INVALID_PARAMETER_VALUE)
+    return (
         [Metric(*point) for point in write.points],
-        [Param(*pair) for pair in write.params.items()],
-        [RunTag(*pair) for pair in write.tags.items()],
+        [Param(key, value[: rules.MAX_PARAM_VAL_LENGTH]) for key, value in write.params.items()],
+        [RunTag(key, value[: rules.MAX_TAG_VAL_LENGTH]) for key, value in write.tags.items()],
     )
-    return metrics, params, tags

@@ -21,7 +21,7 @@ from eigensweep.service.queue.dispatcher import LauncherAwayError
 from eigensweep.service.settings import StartError
 from eigensweep.workers.cluster import ray_cluster, served
 from eigensweep.workers.cluster.drivers import DriverProcess
-from eigensweep.workers.cluster.ray_cluster import explain_loss
+from eigensweep.workers.cluster.ray_cluster import RayCluster
 from eigensweep.workers.deaths import Death
 from eigensweep.workers.driver.process.driver_order import DriverOrder, Request
 
@@ -227,7 +227,7 @@ class TestALookAtRay:
     """What the process beside the service asks every second."""
 
     @pytest.fixture
-    def node(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+    def node(self, tmp_path: Path) -> Iterator[Any]:
         """A Ray whose two control processes listen."""
         raylet = str(tmp_path / "raylet")
         with (
@@ -237,23 +237,23 @@ class TestALookAtRay:
             local.bind(raylet)
             local.listen()
             address = f"127.0.0.1:{gcs.getsockname()[1]}"
-            found = SimpleNamespace(gcs_address=address, raylet_socket_name=raylet)
-            monkeypatch.setattr(ray._private.worker, "_global_node", found)
-            yield SimpleNamespace(gcs=gcs, local=local)
+            cluster = RayCluster(None, {"gcs_address": address, "raylet_socket_name": raylet})
+            yield SimpleNamespace(gcs=gcs, local=local, cluster=cluster)
 
     def test_each_of_its_control_processes_is_missed(self, node):
-        assert explain_loss() is None
+        explain = node.cluster.explain_loss
+        assert explain() is None
         node.local.close()
-        assert "Ray's process for this machine does not answer" in explain_loss()
+        assert "Ray's process for this machine does not answer" in explain()
         node.gcs.close()
-        assert "Ray's control process at 127.0.0.1" in explain_loss()
+        assert "Ray's control process at 127.0.0.1" in explain()
 
     def test_it_is_lost_after_two_looks_in_vain_and_not_after_one(self, monkeypatch):
         looks, told = iter([None, "away", None, "away", "away"]), []
-        monkeypatch.setattr(served, "explain_loss", lambda: next(looks))
+        cluster = SimpleNamespace(explain_loss=lambda: next(looks))
         monkeypatch.setattr(served.time, "sleep", lambda seconds: None)
         monkeypatch.setattr(served.os, "_exit", lambda status: told.append(status))
-        process = served.Served(None, SimpleNamespace(send=told.append))  # type: ignore[arg-type]
+        process = served.Served(cluster, SimpleNamespace(send=told.append))
         process.watch()
         assert told == [("lost", "away"), 1]
         assert next(looks, "no more") == "no more"

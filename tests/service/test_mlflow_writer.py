@@ -139,6 +139,16 @@ def test_a_run_that_is_refused_stops_no_other(client, connect):
     assert runs.flush() == {}
 
 
+@pytest.mark.parametrize(
+    ("run", "name"), [("A" * 32, "lr"), ("c" * 32, "../lr"), ("d" * 32, "l" * 251)]
+)
+def test_ids_and_names_that_mlflow_does_not_take_are_refused(connect, run, name):
+    runs = connect(f"names {run}")
+    write_trial(runs, 0)
+    runs._waiting[run] = RunWrite(run, "a trial", 0, params={name: "1"})
+    assert list(runs.flush()) == [run]
+
+
 def test_a_trial_whose_run_a_person_deleted_gets_another(client, connect):
     run = write_trial(runs := connect("deleted"), 0)
     runs.flush()

@@ -59,17 +59,24 @@ class TestWhatEarlierDriversSaw:
 
     def test_a_trial_that_lost_its_process_is_counted_once(self, name):
         rule = build(name, [])
-        lost = trial("lost")
+        lost = trial("lost", number=3)
         for n in range(3):
-            self.decide(rule, trial(f"t{n}"), 10, 0.1 * n)
+            self.decide(rule, trial(f"t{n}", number=n), 10, 0.1 * n)
         self.decide(rule, lost, 10, 0.01)
         rule.on_trial_error(CONTROLLER, lost)
-        rule.on_trial_add(CONTROLLER, trial("again", [(10, 0.01)]))
-        if name == "asha":
-            recorded = rule._brackets[0]._rungs[-1][1]
-            assert sorted(recorded) == ["again", "t0", "t1", "t2"]
-        else:
-            assert len(rule._results) == 4
+        recorded = rule._reached[0, 10] if name == "asha" else rule._reports
+        assert sorted(recorded) == [0, 1, 2]
+        rule.on_trial_add(CONTROLLER, trial("again", [(10, 0.01)], number=3))
+        assert sorted(recorded) == [0, 1, 2, 3]
+
+
+def test_the_last_report_of_a_stopped_trial_counts_once():
+    rule = build("median", PAST)
+    stopped, result = trial("stopped"), {"step": 10, "objective": 0.9}
+    rule.on_trial_add(CONTROLLER, stopped)
+    assert rule.on_trial_result(CONTROLLER, stopped, result) == "STOP"
+    rule.on_trial_complete(CONTROLLER, stopped, result)
+    assert rule._reports[0] == {10: -0.9}
 
 
 def test_a_trial_that_goes_on_is_not_judged_twice_at_a_rung():
@@ -78,9 +85,9 @@ def test_a_trial_that_goes_on_is_not_judged_twice_at_a_rung():
     rule.on_trial_add(CONTROLLER, resumed)
     assert rule.on_trial_result(CONTROLLER, resumed, {"step": 20, "objective": 0.9}) == "CONTINUE"
     assert rule.on_trial_result(CONTROLLER, resumed, {"step": 30, "objective": 0.9}) == "CONTINUE"
-    best = trial("best", [(10, 0.01), (30, 0.01)])
+    best = trial("best", [(10, 0.01), (30, 0.01)], number=5)
     rule.on_trial_add(CONTROLLER, best)
-    worse = trial("worse", [(10, 0.05)])
+    worse = trial("worse", [(10, 0.05)], number=6)
     rule.on_trial_add(CONTROLLER, worse)
     assert rule.on_trial_result(CONTROLLER, worse, {"step": 30, "objective": 0.95}) == "STOP"
 
@@ -131,7 +138,7 @@ class TestTheBaseline:
 
 def test_where_higher_is_better_the_margin_exceeds_the_baseline():
     rule = build("asha", [], "higher", baseline=0.1)
-    assert [b.good_enough for b in rule._brackets] == [pytest.approx(0.11)]
+    assert rule._good_enough == pytest.approx(0.11)
 
 
 def test_hyperbands_later_brackets_begin_to_stop_later():
@@ -144,5 +151,5 @@ def test_hyperbands_later_brackets_begin_to_stop_later():
         decided = rule.on_trial_result(CONTROLLER, one, {"step": 10, "objective": 0.9})
         if decided == "CONTINUE":
             decided += rule.on_trial_result(CONTROLLER, one, {"step": 30, "objective": 0.9})
-        by_bracket.setdefault(rule._chosen.choose(number), set()).add(decided)
+        by_bracket.setdefault(rule._brackets.choose(number), set()).add(decided)
     assert by_bracket == {0: {"STOP"}, 1: {"CONTINUESTOP"}, 2: {"CONTINUECONTINUE"}}

@@ -11,11 +11,13 @@ import threading
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 import ray
 import ray.exceptions
+from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
 from eigensweep.common.private_folders import UnsafeFolderError
 from eigensweep.workers.cluster.nodes import ClusterSnapshot, Node, RayPlace, read_nodes
@@ -53,9 +55,9 @@ SLOW_START = "timed out during startup"
 class RayCluster:
     """A connection to Ray. One in a process."""
 
-    def __init__(self, folder: RayFolder | None) -> None:
+    def __init__(self, folder: RayFolder | None, addresses: dict[str, str]) -> None:
         """`folder` is that of a Ray of our own; None: Ray belongs to somebody else."""
-        self._folder = folder
+        self._folder, self._addresses = folder, addresses
         self._found: dict[str, str] | None = None
         """Ids of the jobs that drive experiments, by these; None: not looked yet."""
 
@@ -82,8 +84,8 @@ class RayCluster:
         if address is not None:
             _knock(address)
             with _keep_signal_handlers():
-                _init(address=address)
-            return cls(None)
+                addresses = _init(address=address)
+            return cls(None, addresses)
         # Ray turns tokens on for a cluster that it starts, and keeps one in the home folder where
         # none is given. One for each process: Ray remembers the first.
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
@@ -97,7 +99,7 @@ class RayCluster:
             raise ClusterError(f"Ray has no folder to work in: {error}") from error
         memory = int(utils.estimate_available_memory()) - OBJECT_STORE_BYTES
         with _keep_signal_handlers():
-            _init(
+            addresses = _init(
                 address="local",
                 num_cpus=num_cpus,
                 num_gpus=num_gpus,
@@ -106,13 +108,13 @@ class RayCluster:
                 _memory=max(memory // 2, memory - kept_memory),  # no trial counts on theirs
                 _temp_dir=str(folder.path),
             )
-        return cls(folder)
+        return cls(folder, addresses)
 
     @property
     def place(self) -> RayPlace:
         """Where drivers find this Ray, and leave their logs."""
-        node: Any = ray._private.worker._global_node
-        return RayPlace(node.gcs_address, node.get_logs_dir_path())
+        logs = Path(self._addresses["session_dir"]) / "logs"
+        return RayPlace(self._addresses["gcs_address"], str(logs))
 
     def look(self) -> ClusterSnapshot:
         """Return what there is to see of the cluster now. Waits for Ray's head, however long.
@@ -138,7 +140,7 @@ class RayCluster:
 
         nodes = list_nodes()
         free = ray._private.state.available_resources_per_node()  # type: ignore[no-untyped-call]
-        gone = {} if all(node["Alive"] for node in nodes) else _find_gone()
+        gone = {} if all(node["Alive"] for node in nodes) else self._find_gone()
         return read_nodes(nodes, free, silent, find_draining(), gone, time.time())
 
     def _find_drivers(self) -> frozenset[str]:
@@ -151,13 +153,54 @@ class RayCluster:
         if self._found is None:
             self._found = {
                 job.config.metadata[EXPERIMENT]: id.hex()
-                for id, job in _list_jobs().items()
+                for id, job in self._list_jobs().items()
                 if EXPERIMENT in job.config.metadata and not job.is_dead
             }
         for experiment, id in list(self._found.items()):
-            if all(job.is_dead for job in _list_jobs(id).values()):
+            if all(job.is_dead for job in self._list_jobs(id).values()):
                 del self._found[experiment]
         return frozenset(self._found)
+
+    @cached_property
+    def _head(self) -> Any:
+        return GcsClient(address=self._addresses["gcs_address"])
+
+    def _list_jobs(self, id: str | None = None) -> dict[Any, Any]:
+        """Return Ray's jobs of now and of before by their ids; only one if an `id` is given."""
+        jobs: dict[Any, Any] = self._head.get_all_job_info(
+            job_or_submission_id=id,
+            skip_submission_job_info_field=True,
+            skip_is_running_tasks_field=True,
+            timeout=ANSWER_SECONDS,
+        )
+        return jobs
+
+    def _find_gone(self) -> dict[str, float]:
+        """Return Ray's ids of the nodes that are gone, each with the Unix time of that."""
+        infos = self._head.get_all_node_info(timeout=ANSWER_SECONDS).values()
+        return {info.node_id.hex(): info.end_time_ms / 1000 for info in infos if info.end_time_ms}
+
+    def explain_loss(self) -> str | None:
+        """Return why Ray is lost to this process; None: its control processes listen."""
+        address = self._addresses["gcs_address"]
+        try:
+            socket.create_connection(_split(address), LOOK_SECONDS).close()
+        except OSError as error:
+            return f"Ray's control process at {address} does not answer: {error}"
+        try:
+            with socket.socket(socket.AF_UNIX) as knock:
+                knock.settimeout(LOOK_SECONDS)
+                knock.connect(self._addresses["raylet_socket_name"])
+        except OSError as error:
+            return f"Ray's process for this machine does not answer: {error}"
+        return None
+
+    def explain_silence(self) -> str | None:
+        """Return which words fit a Ray whose head does not answer; None: it does."""
+        address = self._addresses["gcs_address"]
+        if answers(_split(address)):
+            return None
+        return f"Ray's control process at {address} does not answer"
 
     def stop(self) -> None:
         """Leave the cluster. If it is our own, it ends with all processes."""
@@ -169,53 +212,6 @@ class RayCluster:
             ray.shutdown()
         if self._folder is not None:
             self._folder.remove()
-
-
-def _list_jobs(id: str | None = None) -> dict[Any, Any]:
-    """Return Ray's jobs of now and of before by their ids; only one if an `id` is given."""
-    client = ray._private.worker.global_worker.gcs_client  # type: ignore[attr-defined]
-    jobs: dict[Any, Any] = client.get_all_job_info(
-        job_or_submission_id=id,
-        skip_submission_job_info_field=True,
-        skip_is_running_tasks_field=True,
-        timeout=ANSWER_SECONDS,
-    )
-    return jobs
-
-
-def _find_gone() -> dict[str, float]:
-    """Return Ray's ids of the nodes that are gone, each with the Unix time of that."""
-    client = ray._private.worker.global_worker.gcs_client  # type: ignore[attr-defined]
-    infos = client.get_all_node_info(timeout=ANSWER_SECONDS).values()
-    return {info.node_id.hex(): info.end_time_ms / 1000 for info in infos if info.end_time_ms}
-
-
-def explain_loss() -> str | None:
-    """Return why Ray is lost to this process; None: its control processes listen."""
-    node = ray._private.worker._global_node
-    if node is None:
-        return "Ray has ended"
-    try:
-        socket.create_connection(_split(node.gcs_address), LOOK_SECONDS).close()
-    except OSError as error:
-        return f"Ray's control process at {node.gcs_address} does not answer: {error}"
-    try:
-        with socket.socket(socket.AF_UNIX) as knock:
-            knock.settimeout(LOOK_SECONDS)
-            knock.connect(node.raylet_socket_name)
-    except OSError as error:
-        return f"Ray's process for this machine does not answer: {error}"
-    return None
-
-
-def explain_silence() -> str | None:
-    """Return which words fit a Ray whose head does not answer; None: it does."""
-    node = ray._private.worker._global_node
-    if node is None:
-        return "Ray has ended"
-    if answers(_split(node.gcs_address)):
-        return None
-    return f"Ray's control process at {node.gcs_address} does not answer"
 
 
 def _knock(address: str) -> None:
@@ -235,9 +231,9 @@ def _split(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _init(**settings: Any) -> None:
+def _init(**settings: Any) -> dict[str, str]:
     try:
-        connect(**settings)
+        return connect(**settings)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         place = settings["address"]
         raise ClusterError(

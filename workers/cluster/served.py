@@ -21,13 +21,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Final
 
 from eigensweep.common import logs
-from eigensweep.workers.cluster.ray_cluster import (
-    ClusterError,
-    RayCluster,
-    SlowStartError,
-    explain_loss,
-    explain_silence,
-)
+from eigensweep.workers.cluster.ray_cluster import ClusterError, RayCluster, SlowStartError
 from eigensweep.workers.cluster.trial_processes import keep_ready
 
 logger = logging.getLogger(__name__)
@@ -57,7 +51,7 @@ class Served:
         strikes = 0
         while strikes < STRIKES:
             time.sleep(CHECK_SECONDS)
-            loss = explain_loss()
+            loss = self.cluster.explain_loss()
             strikes = 0 if loss is None else strikes + 1
         self.tell("lost", loss)
         os._exit(1)  # leaving Ray in order would wait for it
@@ -67,7 +61,7 @@ class Served:
 
         If Ray stands still within the look, nothing is told, and the service notices that.
         """
-        silence = explain_silence()
+        silence = self.cluster.explain_silence()
         if silence is not None:
             self.tell("silent", silence)
             return

@@ -17,14 +17,12 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
-from typing import Any, Final
+from typing import Final
 
 import grpc  # type: ignore[import-untyped]
 import psutil  # type: ignore[import-untyped]
 import ray
 from ray._private.grpc_utils import init_grpc_channel
-from ray._private.utils import get_runtime_env_info
-from ray.runtime_env import RuntimeEnv
 
 from eigensweep.protocol.code import has_changed, own_code
 from eigensweep.workers.processes.fork_server import find_peer
@@ -101,10 +99,9 @@ def load_ahead() -> None:
 
 def _find_raylet() -> int:
     """Return the id of the raylet: it starts all of Ray's processes on this node."""
-    node: Any = ray._private.worker._global_node
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(ANSWER_SECONDS)
-        connection.connect(node.raylet_socket_name)
+        connection.connect(_own_node()["RayletSocketName"])
         return find_peer(connection)[0]
 
 
@@ -118,7 +115,6 @@ def _start_thin(raylet: psutil.Process) -> None:
     calls = import_module("ray.core.generated.node_manager_pb2_grpc")
     request = messages.PrestartWorkersRequest(
         language=0,  # Python
-        runtime_env_info=get_runtime_env_info(RuntimeEnv()),
         keep_alive_duration_secs=LEAST_SECONDS,
         num_workers=missing,
     )

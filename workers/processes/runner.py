@@ -12,7 +12,7 @@ import platform
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from eigensweep.common import logs, traces
 from eigensweep.protocol.code import check_build, check_code
@@ -28,6 +28,7 @@ from eigensweep.training.memory_limit import MemoryWatch
 
 if TYPE_CHECKING:
     from eigensweep.training.attempt import Attempt
+    from eigensweep.workers.processes.engine_actor import EngineSlot
 
 REPORT = "report"
 """Key of a `Report`, as JSON text, in what `Runner.train` returns: what is no text, Tune takes
@@ -35,20 +36,6 @@ apart four times, and writes out for a log that nobody keeps."""
 
 LOST = "lost"
 """Key beside it: whether the attempt was lost through no fault of the trial, which comes again."""
-
-
-class Slot(Protocol):
-    """A trial's slot in an engine, which trains it elsewhere."""
-
-    @property
-    def reached_step(self) -> int:
-        """The last step that was reported."""
-
-    def advance(self) -> Report:
-        """Wait for the next rung, and return its report."""
-
-    def leave(self) -> None:
-        """Give the slot back."""
 
 
 class Runner:
@@ -62,7 +49,7 @@ class Runner:
         config: Mapping[str, object],
         device: str = "cpu",
         node_id: str | None = None,
-        take_slot: Callable[[Order], Slot] | None = None,
+        take_slot: Callable[[Order], EngineSlot] | None = None,
     ) -> None:
         """Take an order as plain data, `cpu` or `cuda:ID`, and Ray's id of this node.
 
@@ -71,7 +58,7 @@ class Runner:
         """
         self.config = config
         """The order, as plain data."""
-        self.attempt: Attempt | Slot | None = None
+        self.attempt: Attempt | EngineSlot | None = None
         self.span: traces.OpenSpan | None = None
         """Of the attempt."""
         self.memory: MemoryWatch | None = None
@@ -142,7 +129,7 @@ class Runner:
         told = {"done": done, LOST: lost, "step": report.step}
         return {REPORT: json.dumps(report.to_dict()), **told, **report.metrics}
 
-    def _open(self, order: Order) -> Attempt | Slot:
+    def _open(self, order: Order) -> Attempt | EngineSlot:
         """Return what trains an order's trial rung by rung: this process, or an engine."""
         check_order(order)
         check_build(self._device)

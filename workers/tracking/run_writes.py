@@ -60,7 +60,7 @@ class RunWrite:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        points = [(name, value, time, step) for name, value, time, step in content["points"]]
+        points = [(str(n), float(v), int(t), int(s)) for n, v, t, s in content["points"]]
         return cls(**{**content, "points": points})
 
     def to_dict(self) -> dict[str, object]:

@@ -69,20 +69,11 @@ class FolderFiles:
                         yield os.path.relpath(place, self._root), seen.st_size
 
     def write(self, path: str, content: bytes, *, makes_folder: bool = True) -> None:
-        place = self._root / path
-        if makes_folder:
-            make_folder(place.parent)
-        elif not place.parent.exists():
-            raise FileNotFoundError(place.parent)
-        durable_files.write_whole(place, content)
+        durable_files.write_whole(self._prepare(path, makes_folder), content)
 
     def create(self, path: str, content: bytes, *, makes_folder: bool = True) -> bool:
-        place = self._root / path
+        place = self._prepare(path, makes_folder)
         draft = place.with_name(f"{place.name}.{secrets.token_hex(4)}.tmp")
-        if makes_folder:
-            make_folder(place.parent)
-        elif not place.parent.exists():
-            raise FileNotFoundError(place.parent)
         try:
             durable_files.write_durably(draft, content, place)
             is_made = _link(draft, place)
@@ -122,6 +113,15 @@ class FolderFiles:
         if not isinstance(error, OSError):
             raise error
         raise durable_files.storage_error(act, self._root / path, error) from error
+
+    def _prepare(self, path: str, makes_folder: bool) -> Path:
+        """Return the place of a file whose folder is there, made if need be."""
+        place = self._root / path
+        if makes_folder:
+            make_folder(place.parent)
+        elif not place.parent.exists():
+            raise FileNotFoundError(place.parent)
+        return place
 
     @contextmanager
     def _told(self, act: str, path: str) -> Iterator[Path]:

@@ -205,19 +205,6 @@ def largest_fitting(
     return max(1, lanes + int((room - used) / a_lane))
 
 
-def free_bytes(device: str) -> int | None:
-    """Return the memory that is free on a device, None if the system does not say."""
-    if torch.device(device).type == "cuda":
-        free: int = torch.cuda.mem_get_info(device)[0]
-        return free
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    available = next((line for line in lines if line.startswith("MemAvailable:")), None)
-    return None if available is None else 1024 * int(available.split()[1])
-
-
 class _Bench:
     """Trainings of one shape, to be timed in groups."""
 
@@ -229,7 +216,7 @@ class _Bench:
         self._config = config.model_copy(update={"training": endless})
         self._device, self._data_root = device, data_root
         self._is_cuda = torch.device(device).type == "cuda"
-        self.free_bytes = free_bytes(device) if self._is_cuda else None
+        self.free_bytes: int | None = torch.cuda.mem_get_info(device)[0] if self._is_cuda else None
 
     def measure(self, lanes: int) -> Measurement:
         if self._is_cuda:

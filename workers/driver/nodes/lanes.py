@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]
 import ray
 import ray.exceptions
 import torch
@@ -51,7 +52,7 @@ def choose_lanes(
     threads = max(1, int(spec.resources.cpus))
     found = task.remote(
         config.model_dump(mode="json"), device, threads, options.storage, options.data_root,
-        own_code().to_dict(),
+        own_code(),
     )  # fmt: skip
     deadline = time.monotonic() + MEASURING_SECONDS
     while why_stop() is None and time.monotonic() < deadline:
@@ -77,13 +78,12 @@ def _measure(
     threads: int,
     storage: str,
     data_root: str | None,
-    code: dict[str, object],
+    code: Code,
 ) -> tuple[int, str]:
     """Measure in a process that has the device to itself; the storage remembers what came out."""
-    check_code(Code.from_dict(code))
+    check_code(code)
     torch.set_num_threads(threads)
-    free = sizing.free_bytes("cpu")
-    most = sizing.MOST_LANES if free is None else free // 2 // THIN_PROCESS
+    most = psutil.virtual_memory().available // 2 // THIN_PROCESS
     chosen = sizing.choose_lanes(
         TrialConfig.from_dict(config),
         device,

@@ -14,9 +14,12 @@ EXPERIMENT: Final = "eigensweep.experiment"
 """Key of what the job of a driver says of itself: the experiment that it drives."""
 
 
-def connect(experiment: str | None = None, **settings: Any) -> None:
-    """Start Ray or connect to it; as the driver of an experiment, if one is given."""
-    ray.init(
+def connect(experiment: str | None = None, **settings: Any) -> dict[str, str]:
+    """Start Ray or connect to it, as the driver of an experiment if one is given.
+
+    Return where Ray's processes and files are, by Ray's names.
+    """
+    context: Any = ray.init(
         namespace=NAMESPACE,
         job_config=JobConfig(metadata={} if experiment is None else {EXPERIMENT: experiment}),
         log_to_driver=False,
@@ -24,3 +27,5 @@ def connect(experiment: str | None = None, **settings: Any) -> None:
         configure_logging=False,
         **settings,
     )
+    addresses: dict[str, str] = context.address_info
+    return addresses

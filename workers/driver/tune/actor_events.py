@@ -20,7 +20,6 @@ from typing import Any, Final
 import ray
 from ray.air.execution import ResourceManager, ResourceRequest
 from ray.air.execution._internal.actor_manager import RayActorManager
-from ray.air.execution._internal.tracked_actor import TrackedActor
 from ray.exceptions import OutOfMemoryError, RayActorError
 
 from eigensweep.workers.deaths import explain_shortage
@@ -42,7 +41,7 @@ class PromptActorManager(RayActorManager):
         self._room = resource_manager
         self._ready: deque[Any] = deque()
         """Futures that are ready and were not handled; some may have been given up since."""
-        self._next_orders: dict[TrackedActor, dict[str, object]] = {}
+        self._next_orders: dict[Any, dict[str, object]] = {}
         """What idle processes were given to train and have not heard of."""
         self._taken_over: list[Callable[[], None]] = []
         """Tell Tune that an idle process has taken a trial."""
@@ -53,14 +52,14 @@ class PromptActorManager(RayActorManager):
         kwargs: Mapping[str, Any],
         resource_request: ResourceRequest,
         **calls: Any,
-    ) -> TrackedActor:
+    ) -> Any:
         """Have a process started, with its order alone, once there is room for it."""
         order = {"config": give_order_alone(kwargs["config"])}
         return super().add_actor(choose_process(cls), order, resource_request, **calls)
 
     def schedule_actor_task(
         self,
-        tracked_actor: TrackedActor,
+        tracked_actor: Any,
         method_name: str,
         args: tuple[Any, ...] | None = None,
         kwargs: Any = None,
@@ -116,7 +115,7 @@ class PromptActorManager(RayActorManager):
     def _handle(self, future: Any) -> bool:
         """Call the handler of an event; return whether it has one."""
         for events in (self._actor_state_events, self._actor_task_events):
-            if future in events._tracked_futures:
+            if future in events.get_futures():
                 events.resolve_future(future)
                 return True
         if future in self._room.get_resource_futures():

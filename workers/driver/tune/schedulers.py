@@ -2,176 +2,181 @@
 
 A trial's time is its optimizer step, and trials are compared by their best value so far. A driver
 is restarted after any kill: ended trials come back as `Past`, and an open trial brings its earlier
-reports in its config, so that no rung is forgotten and none is judged twice.
+reports in its order, so that no rung is forgotten and none is judged twice.
+
+The two rules are written here, not derived from Tune's: those know nothing of earlier drivers, of a
+baseline or of trials that come again, and keep all that in private members.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
-from ray.tune.schedulers import (
-    AsyncHyperBandScheduler,
-    FIFOScheduler,
-    MedianStoppingRule,
-    TrialScheduler,
-)
-from ray.tune.schedulers.async_hyperband import _Bracket
+import numpy as np
+from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
-from eigensweep.common.direction import Better, is_better, sign
+from eigensweep.common.direction import Better, sign
 from eigensweep.protocol.messages import Reports
 from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.search_spaces.checks.brackets import Brackets
 from eigensweep.search_spaces.sections import SchedulerConfig
 from eigensweep.workers.processes.runner import LOST
 
-MODES: dict[Better, str] = {"lower": "min", "higher": "max"}
-
 
 @dataclass(frozen=True, eq=False)
 class Past:
-    """A trial that ended under an earlier driver, in the form that schedulers read."""
+    """A trial that ended under an earlier driver."""
 
     number: int
     reports: Reports
 
-    @property
-    def trial_id(self) -> str:
-        return f"earlier-{self.number}"
 
+class Rule(FIFOScheduler):
+    """Stops a trial that is worse than others, and nobody before one of them is good enough.
 
-class KnowsReports(TrialScheduler):
-    """Counts what a trial reported under earlier drivers when the trial goes on."""
+    Higher values are better here, whatever the metric: the sign of losses is turned.
+    """
 
-    def on_trial_add(self, controller: Any, trial: Any) -> None:
-        super().on_trial_add(controller, trial)
-        self._remember(trial, trial.order.reports)
+    def __init__(self, past: Iterable[Past], better: Better, good_enough: float | None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._sign = -sign(better)
+        self._good_enough = -inf if good_enough is None else self._sign * good_enough
+        for trial in past:
+            self._remember(trial.number, trial.reports)
 
     @abstractmethod
-    def _remember(self, trial: Any, reports: Reports) -> None:
-        """Count these reports of a trial, or of a `Past`."""
+    def _is_worse(self, number: int, step: int, value: float) -> bool:
+        """Return whether to stop a trial that reports a value; it is not recorded yet."""
+
+    @abstractmethod
+    def _record(self, number: int, step: int, value: float) -> None:
+        """Count a report of a trial."""
+
+    @abstractmethod
+    def _forget(self, number: int) -> None:
+        """Count no report of a trial any more."""
+
+    def _remember(self, number: int, reports: Reports) -> None:
+        for step, value in reports:
+            self._record(number, step, self._sign * value)
+
+    def on_trial_add(self, controller: Any, trial: Any) -> None:
+        self._remember(trial.order.number, trial.order.reports)
+
+    def on_trial_result(self, controller: Any, trial: Any, result: Any) -> str:
+        if OBJECTIVE not in result:  # a trial that diverged or failed has none
+            return TrialScheduler.CONTINUE
+        told = trial.order.number, result["step"], self._sign * result[OBJECTIVE]
+        decision = TrialScheduler.STOP if self._is_worse(*told) else TrialScheduler.CONTINUE
+        self._record(*told)
+        return decision
+
+    def on_trial_error(self, controller: Any, trial: Any) -> None:
+        """Forget a trial whose process was lost: it comes back with its reports."""
+        self._forget(trial.order.number)
+
+    def on_trial_complete(self, controller: Any, trial: Any, result: Any) -> None:
+        if result.get(LOST):
+            self._forget(trial.order.number)
+        elif OBJECTIVE in result:
+            self._record(trial.order.number, result["step"], self._sign * result[OBJECTIVE])
 
 
-class Bracket(_Bracket):
-    """The rungs of a bracket. A rung stops trials only after a good enough trial has reached it."""
-
-    good_enough: float = float("-inf")
-    """Higher is better here, whatever the metric: Tune turns the sign of losses."""
-
-    def cutoff(self, recorded: dict[str, float]) -> Any:
-        if recorded and max(recorded.values()) < self.good_enough:
-            return None
-        return super().cutoff(recorded)
-
-
-class Halving(KnowsReports, AsyncHyperBandScheduler):
+class Halving(Rule):
     """Stops at each rung all but the best 1 in `factor`, without waiting for others.
 
-    One bracket makes it ASHA; several, each of which starts to stop trials later than the one
-    before, make it asynchronous Hyperband. The bracket of a trial follows from its number.
+    One bracket makes it ASHA (Li et al., MLSys 2020); several, each of which starts to stop trials
+    later than the one before, make it asynchronous Hyperband. The bracket of a trial follows from
+    its number.
+    """
+
+    def __init__(
+        self, past: Iterable[Past], brackets: Brackets, better: Better, good_enough: float | None
+    ) -> None:
+        self._brackets = brackets
+        self._reached: defaultdict[tuple[int, int], dict[int, float]] = defaultdict(dict)
+        """Values of trials by their numbers, for each bracket and rung."""
+        super().__init__(past, better, good_enough)
+
+    def _is_worse(self, number: int, step: int, value: float) -> bool:
+        reached = self._find_rung(number, step)
+        if reached is None or number in reached or not reached:
+            return False
+        others = list(reached.values())
+        cutoff = np.percentile(others, (1 - 1 / self._brackets.factor) * 100)
+        return max(others) >= self._good_enough and bool(value < cutoff)
+
+    def _record(self, number: int, step: int, value: float) -> None:
+        if (reached := self._find_rung(number, step)) is not None:
+            reached.setdefault(number, value)
+
+    def _forget(self, number: int) -> None:
+        for reached in self._reached.values():
+            reached.pop(number, None)
+
+    def _find_rung(self, number: int, step: int) -> dict[int, float] | None:
+        """Return the values at the last rung that a trial has reached; None: at none yet."""
+        bracket = self._brackets.choose(number)
+        rung = self._brackets.begins[bracket]
+        if step < rung:
+            return None
+        while rung * self._brackets.factor <= step:
+            rung *= self._brackets.factor
+        return self._reached[bracket, rung]
+
+
+class Median(Rule):
+    """Stops a trial whose best is worse than the median of the others' running means.
+
+    Source: Golovin et al., "Google Vizier", KDD 2017. Others count if they have come as far.
     """
 
     def __init__(
         self,
         past: Iterable[Past],
-        brackets: Brackets,
-        *,
         better: Better,
         good_enough: float | None,
+        *,
+        first: int,
+        min_samples: int,
     ) -> None:
-        rungs = {
-            "grace_period": brackets.first,
-            "max_t": brackets.last + 1,  # so that no trial is stopped for having come to its end
-            "reduction_factor": brackets.factor,
-        }
-        super().__init__(
-            time_attr="step", metric=OBJECTIVE, mode=MODES[better], stop_last_trials=False, **rungs
-        )
-        self._chosen, self._sign = brackets, -sign(better)
-        self._halves: list[Bracket] = [
-            Bracket(
-                brackets.first, brackets.last + 1, brackets.factor, place, stop_last_trials=False
-            )
-            for place in range(len(brackets.weights))
+        """Stop nobody before step `first`, or beside fewer than `min_samples` others."""
+        self._first, self._min_samples = first, min_samples
+        self._reports: defaultdict[int, dict[int, float]] = defaultdict(dict)
+        """Values of trials by their numbers and steps."""
+        super().__init__(past, better, good_enough)
+
+    def _is_worse(self, number: int, step: int, value: float) -> bool:
+        if step < self._first:
+            return False
+        seen = [
+            [each for at, each in reports.items() if self._first <= at <= step]
+            for other, reports in self._reports.items()
+            if other != number and max(reports) >= step
         ]
-        self._brackets = list(self._halves)
-        for bracket in self._halves:
-            if good_enough is not None:
-                bracket.good_enough = self._sign * good_enough
-        for trial in past:
-            self._remember(trial, trial.reports)
-
-    def on_trial_add(self, controller: Any, trial: Any) -> None:
-        super().on_trial_add(controller, trial)
-        self._trial_info[trial.trial_id] = self._bracket_of(trial)
-
-    def on_trial_error(self, controller: Any, trial: Any) -> None:
-        """Forget a trial whose process was lost: it comes back with its reports."""
-        for _, recorded in self._bracket_of(trial)._rungs:
-            recorded.pop(trial.trial_id, None)
-
-    def on_trial_complete(self, controller: Any, trial: Any, result: Any) -> None:
-        if result.get(LOST):
-            self.on_trial_error(controller, trial)
-        else:
-            super().on_trial_complete(controller, trial, result)
-
-    def _remember(self, trial: Any, reports: Reports) -> None:
-        for step, value in reports:
-            self._bracket_of(trial).on_result(trial, step, self._sign * value)
-
-    def _bracket_of(self, trial: Any) -> Bracket:
-        is_past = isinstance(trial, Past)
-        number = trial.number if is_past else trial.order.number
-        return self._halves[self._chosen.choose(number)]
-
-
-class Median(KnowsReports, MedianStoppingRule):
-    """Stops a trial whose best is worse than the median of the others' running means."""
-
-    def __init__(
-        self, past: Iterable[Past], *, better: Better, good_enough: float | None, **settings: Any
-    ) -> None:
-        super().__init__(
-            time_attr="step", metric=OBJECTIVE, mode=MODES[better], hard_stop=True, **settings
-        )
-        self._better, self._good_enough = better, good_enough
-        for trial in past:
-            self._remember(trial, trial.reports)
-
-    def on_trial_result(self, controller: Any, trial: Any, result: Any) -> str:
-        action = super().on_trial_result(controller, trial, result)
-        if action == TrialScheduler.STOP and not self._is_any_good(result["step"]):
-            self._stopped_trials.discard(trial)
-            return TrialScheduler.CONTINUE
-        return action
+        means = [np.mean(values) for values in seen if values]
+        if len(means) < self._min_samples:
+            return False
+        best = max([value, *self._reports.get(number, {}).values()])
+        return bool(best < np.median(means)) and self._is_any_good(step)
 
     def _is_any_good(self, step: int) -> bool:
-        """Return whether any trial was clearly better than the baseline at or before a step."""
-        if self._good_enough is None:
-            return True
-        seen = (r for reports in self._results.values() for r in reports if r["step"] <= step)
-        return any(is_better(r[OBJECTIVE], self._good_enough, self._better) for r in seen)
+        """Return whether any trial was better than good enough at or before a step."""
+        reports = self._reports.values()
+        return any(
+            v > self._good_enough for seen in reports for at, v in seen.items() if at <= step
+        )
 
-    def on_trial_error(self, controller: Any, trial: Any) -> None:
-        """Forget a trial whose process was lost: it comes back with its reports."""
-        self._results.pop(trial, None)
+    def _record(self, number: int, step: int, value: float) -> None:
+        self._reports[number][step] = value
 
-    def _on_insufficient_samples(self, controller: Any, trial: Any, time: float) -> str:
-        """Go on: the default pauses the trial to let others catch up."""
-        return TrialScheduler.CONTINUE
-
-    def _remember(self, trial: Any, reports: Reports) -> None:
-        if reports:
-            self._results[trial] += [{"step": step, OBJECTIVE: value} for step, value in reports]
-
-    def on_trial_complete(self, controller: Any, trial: Any, result: Any) -> None:
-        if result.get(LOST):
-            self.on_trial_error(controller, trial)
-        elif OBJECTIVE in result:  # a trial that diverged or failed has none
-            super().on_trial_complete(controller, trial, result)
+    def _forget(self, number: int) -> None:
+        self._reports.pop(number, None)
 
 
 class Rounds(FIFOScheduler):
@@ -205,17 +210,12 @@ def make_scheduler(
     first = min(settings.min_steps or first_rung, max_steps)
     good_enough = settings.good_enough(baseline, better)
     if settings.name == "median":
-        return Median(
-            past,
-            better=better,
-            good_enough=good_enough,
-            grace_period=first,
-            min_samples_required=settings.min_samples,
-        )
+        least = settings.min_samples
+        return Median(past, better, good_enough, first=first, min_samples=least)
     if settings.name == "none":
         return FIFOScheduler()  # type: ignore[no-untyped-call]
     if settings.name == "pbt":
         return Rounds(first)
     most = settings.brackets if settings.name == "hyperband" else 1
     brackets = Brackets(first, max_steps, settings.reduction_factor, most)
-    return Halving(past, brackets, better=better, good_enough=good_enough)
+    return Halving(past, brackets, better, good_enough)

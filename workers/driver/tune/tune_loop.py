@@ -42,7 +42,6 @@ def run_tune(experiment: str, live: Live, scheduler: TrialScheduler, folder: Pat
         max_failures=0,
     )
     set_verbosity(0)
-    scheduler.set_search_properties(None, None)
     controller: Any = Controller(
         live,
         search_alg=ExperimentSearch(live, asked.spec),
@@ -88,7 +87,7 @@ class Controller(TuneController):
                 and each.placement_group_factory == trial.placement_group_factory
                 and not self._has_slot(each)
             ]
-            asked = next((each for each in waiting if each in self._staged_trials), None)
+            asked = next((each for each in waiting if each in self._trial_to_actor), None)
             if asked is not None:
                 super()._maybe_reuse_cached_actor(asked)
             if waiting or not self.search_alg.is_finished():
