@@ -19,8 +19,8 @@ from packaging.requirements import Requirement
 from bench.weight import PACKAGES, find_files, find_private
 
 ROOT = Path(__file__).parents[1]
-READ_IN = {"ray": "2.60.0", "mlflow": "3.17.2"}
-"""The releases in which all of these were read. Of Optuna no private member is used."""
+READ_IN = {"ray": "2.60.0"}
+"""The release in which all of these were read. Of Optuna and MLflow no private member is used."""
 
 TUNE = "ray.tune.execution.tune_controller:TuneController"
 ACTORS = "ray.air.execution._internal.actor_manager:RayActorManager"
