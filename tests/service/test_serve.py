@@ -182,19 +182,22 @@ class TestServe:
         assert [path for path in opened if home / "ray" not in path.parents] == []
 
     def test_its_processes_import_from_no_folder_but_its_own(self, service):
-        folders = {
-            Path(process.cwd())
-            for process in (service.process, *service.process.children(recursive=True))
-            if process.name() != service.process.name() or process == service.process
-        }
+        folders = {Path(service.process.cwd())}
+        for process in service.process.children(recursive=True):
+            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                if process.name() != service.process.name():
+                    folders.add(Path(process.cwd()))
         home = service.folder / "home"
         assert all(folder == home or home in folder.parents for folder in folders), folders
 
     def test_rays_autoscaler_shows_its_metrics_to_nobody(self, service):
-        family = service.process.children(recursive=True)
-        assert any("monitor.py" in " ".join(each.cmdline()) for each in family)
-        places = [place.laddr.port for each in family for place in each.net_connections("inet")]
-        assert 44217 not in places
+        programs, ports_in_use = list[str](), set[int]()
+        for process in service.process.children(recursive=True):
+            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                programs.append(" ".join(process.cmdline()))
+                ports_in_use.update(each.laddr.port for each in process.net_connections("inet"))
+        assert any("monitor.py" in program for program in programs)
+        assert 44217 not in ports_in_use
 
     def test_a_second_service_does_not_share_its_home(self, service):
         refused = service.command(

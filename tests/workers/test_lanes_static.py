@@ -58,7 +58,7 @@ def strip(holder, seen):
         holder.to("meta")
         return
     if id(holder) in seen or not (
-        isinstance(holder, dict | list) or type(holder).__module__.startswith("eigensweep.workers")
+        isinstance(holder, dict | list) or type(holder).__module__.startswith("eigensweep.training")
     ):
         return
     seen.add(id(holder))

@@ -235,6 +235,6 @@ def test_in_lanes_a_missing_corpus_is_no_failure_of_the_trial(small_corpora, tmp
     engine = Engine("cpu", 2)
     try:
         with pytest.raises(CorpusMissingError):
-            engine.advance(text_order(tmp_path, data_root=str(tmp_path / "empty")))
+            engine.ask(text_order(tmp_path, data_root=str(tmp_path / "empty")), 60)
     finally:
         engine.stop()
