@@ -23,6 +23,7 @@ from eigensweep.client.connection import Connection, JsonObject, RefusedError
 from eigensweep.client.events import Event
 from eigensweep.client.experiments import Experiment
 from eigensweep.client.reproductions import Reproduction
+from eigensweep.client.shapes import DoneJson, ExperimentJson
 from eigensweep.client.spec_file import (
     InputError,
     looks_like_a_file,
@@ -126,7 +127,7 @@ class Client(Connection):
         spec = make_spec_of_one(found.content["spec"], found.trial(int(number)))
         return self.submit(spec, **settings)
 
-    def act(self, action: str, *experiment_ids: str, confirm: bool = False) -> list[JsonObject]:
+    def act(self, action: str, *experiment_ids: str, confirm: bool = False) -> list[DoneJson]:
         """Do something to several experiments: `act("pause", first, second)`.
 
         Also `resume`, `cancel`, `retry`, `archive`, `unarchive`, and `delete` with `confirm`.
@@ -134,7 +135,7 @@ class Client(Connection):
         Each item of the answer has `id`, `state` and `problem`, which says why one was refused.
         """
         body = {"action": action, "ids": list(experiment_ids), "confirm": confirm}
-        items: list[JsonObject] = self.post(f"{Experiment.listing_path}/bulk", body)["items"]
+        items: list[DoneJson] = self.post(f"{Experiment.listing_path}/bulk", body)["items"]
         return items
 
     def cluster(self) -> JsonObject:
@@ -165,7 +166,7 @@ class Client(Connection):
         }
         return self.post("/v1/storage/prune", body)
 
-    def experiments(self, limit: int | None = None, **filters: Any) -> list[JsonObject]:
+    def experiments(self, limit: int | None = None, **filters: Any) -> list[ExperimentJson]:
         """Return experiments, newest first: all, or those with a `state`, `project`, `owner`, ...
 
         They come without their specs; `experiment` has all of one.

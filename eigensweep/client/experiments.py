@@ -17,9 +17,9 @@ from eigensweep.client.answers.answers import (
 )
 from eigensweep.client.answers.tables import format_cell, format_html
 from eigensweep.client.answers.trial_table import TrialTable
-from eigensweep.client.connection import JsonObject
 from eigensweep.client.events import Event, read_events
 from eigensweep.client.remote import Remote
+from eigensweep.client.shapes import TrialJson
 from eigensweep.client.spec_file import InputError, with_settings
 from eigensweep.client.trial import Trial
 from eigensweep.protocol.states import ENDED, Action
@@ -90,7 +90,7 @@ class Experiment(Remote):
         self.refresh()
         return TrialTable.rank(self.content, self.listing(sort="value"))
 
-    def listing(self, limit: int | None = None, **filters: Any) -> list[JsonObject]:
+    def listing(self, limit: int | None = None, **filters: Any) -> list[TrialJson]:
         """Return trials as the API lists them: all, or those in a `state` or of an `arm`."""
         return self.connection.items(f"{self.path}/trials", limit, **filters)
 

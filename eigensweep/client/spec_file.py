@@ -9,7 +9,7 @@ import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from eigensweep.search_spaces import dotted
 from eigensweep.search_spaces.spec_text import TextError, read_text
@@ -113,7 +113,14 @@ def _parse_pairs(flag: str, texts: list[str], expected: str) -> dict[str, object
     return parsed
 
 
-def parse_trial(text: str) -> dict[str, Any]:
+class SubjectJson(TypedDict, total=False):
+    """What an analysis is about."""
+
+    experiment: str
+    trial: int
+
+
+def parse_trial(text: str) -> SubjectJson:
     """Return the experiment and the number in `experiment/number`.
 
     >>> parse_trial("1m7xnz0qe2nqc/3")

@@ -8,14 +8,13 @@ who owns it: so the first token is made, whether the service runs or not.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypedDict
 from urllib.parse import quote
 
 import typer
 
 from eigensweep.client import Client
 from eigensweep.client.answers.tables import Table
-from eigensweep.client.connection import JsonObject
 from eigensweep.command.frame import FAILURE, Call, command, read_seconds
 
 ScopeName = Literal["read", "submit", "admin"]
@@ -174,6 +173,15 @@ def _find_keeper(call: Call, command: str) -> Client:
         call.fail(words, title, FAILURE)
 
 
+class UserJson(TypedDict):
+    """A user, as the API tells of one."""
+
+    name: str
+    quotas: dict[str, int | None]
+    created_at: str
+    removed_at: str | None
+
+
 def _read_quotas(
     experiments: int | None, trials: int | None, spec_bytes: int | None
 ) -> dict[str, int | None]:
@@ -184,7 +192,7 @@ def _read_quotas(
     }
 
 
-def _show_users(*users: JsonObject) -> Table:
+def _show_users(*users: UserJson) -> Table:
     heads = ("user", "experiments", "trials", "spec bytes", "created", "removed")
     rows = [
         (

@@ -21,9 +21,11 @@ import typer
 from eigensweep.client import Analysis, AnalysisFailedError, Experiment
 from eigensweep.client.answers import answers
 from eigensweep.client.answers.tables import Table
-from eigensweep.client.connection import TOKEN_FILE, JsonObject
+from eigensweep.client.connection import TOKEN_FILE
+from eigensweep.client.shapes import DoneJson
 from eigensweep.client.spec_file import (
     InputError,
+    SubjectJson,
     parse_options,
     parse_settings,
     parse_trial,
@@ -404,7 +406,7 @@ def _act(call: Call, action: Action, ids: list[str]) -> None:
         raise typer.Exit(FAILURE)
 
 
-def _show_deeds(found: list[JsonObject]) -> None:
+def _show_deeds(found: list[DoneJson]) -> None:
     for each in found:
         if each["problem"] is None:
             typer.echo(f"{each['id']} is {each['state'].replace('_', ' ')}")
@@ -527,13 +529,13 @@ def analyse(
     ] = None,
 ) -> None:
     """Redraw a figure of the papers from finished trials, or from matrices alone."""
-    subjects: list[JsonObject] = [parse_trial(trial) for trial in trials or []]
-    subjects += [{"experiment": experiment} for experiment in experiments or []]
-    settings: JsonObject = parse_options(options or [])
+    subjects = [parse_trial(trial) for trial in trials or []]
+    subjects += [SubjectJson(experiment=experiment) for experiment in experiments or []]
+    settings = parse_options(options or [])
     if out is not None:
         make_folder(out)
     found = [
-        call.client.analyse(name, **(subject | settings)) for subject in subjects or [JsonObject()]
+        call.client.analyse(name, **subject, **settings) for subject in subjects or [SubjectJson()]
     ]
     for analysis in found:
         _wait_for(analysis)

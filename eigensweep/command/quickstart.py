@@ -23,7 +23,7 @@ from tenacity import RetryError, Retrying, retry_if_exception_type, wait_fixed
 
 from eigensweep.client import Client, Experiment, RefusedError, ServiceAwayError
 from eigensweep.client.answers import answers
-from eigensweep.client.connection import JsonObject
+from eigensweep.client.shapes import ExperimentJson
 from eigensweep.command import terminal
 
 PRESET = "quickstart"
@@ -73,7 +73,7 @@ def wait_for_delivery(client: Client, screen: Console) -> None:
         time.sleep(0.2)
 
 
-def find_newest(client: Client) -> JsonObject:
+def find_newest(client: Client) -> ExperimentJson:
     """Return the experiment that was posted last."""
     return client.experiments(1)[0]
 

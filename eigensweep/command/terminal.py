@@ -20,7 +20,7 @@ from rich.text import Text
 from eigensweep.client import Event, Experiment, ServiceAwayError
 from eigensweep.client.answers.answers import count_trials, format_duration
 from eigensweep.client.answers.tables import format_cell
-from eigensweep.client.connection import JsonObject
+from eigensweep.client.shapes import ExperimentJson, TrialJson
 from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.search_spaces.labels import format_value
 
@@ -53,13 +53,13 @@ def follow(experiment: Experiment, screen: Console) -> None:
 
 
 def _follow_live(experiment: Experiment, screen: Console) -> None:
-    running: list[JsonObject] = []
+    running: list[TrialJson] = []
     left = SteadyEstimate()
     with Live(board(experiment.content, running), console=screen, auto_refresh=False) as live:
         for _ in experiment.poll(pause=0.5):
             with contextlib.suppress(ServiceAwayError):
                 running = experiment.listing(limit=50, state="running")
-            content: JsonObject = experiment.content.copy()
+            content: ExperimentJson = experiment.content.copy()
             content["eta_seconds"] = left.see(content.get("eta_seconds"))
             live.update(board(content, running), refresh=True)
 
@@ -98,7 +98,7 @@ def format_event(event: Event) -> str:
     return " ".join(str(word) for word in words if word is not None)
 
 
-def board(experiment: JsonObject, running: Sequence[JsonObject]) -> RenderableType:
+def board(experiment: ExperimentJson, running: Sequence[TrialJson]) -> RenderableType:
     """Return an experiment's progress with a bar for each running trial."""
     bars = Table.grid(padding=(0, 2))
     progress = experiment["progress"]
@@ -121,7 +121,7 @@ def board(experiment: JsonObject, running: Sequence[JsonObject]) -> RenderableTy
     return Group(bars, Text(standing(experiment)))
 
 
-def standing(experiment: JsonObject) -> str:
+def standing(experiment: ExperimentJson) -> str:
     """Return the state of an experiment and its best trial so far as one line."""
     best, state = experiment.get("best"), experiment["state"]
     if best is None:
@@ -133,7 +133,7 @@ def standing(experiment: JsonObject) -> str:
     return f"{words} (trial {best['number']}, {best['arm']} {settings})"
 
 
-def _name_phase(experiment: JsonObject) -> str:
+def _name_phase(experiment: ExperimentJson) -> str:
     """Return what an experiment without a result is doing.
 
     >>> _name_phase({"state": "running", "progress": {"waiting": 3, "running": 0}})
@@ -148,7 +148,7 @@ def _name_phase(experiment: JsonObject) -> str:
     return "its first trials wait for a process and for room" if waiting else "its driver starts"
 
 
-def _format_current(trial: JsonObject) -> str:
+def _format_current(trial: TrialJson) -> str:
     """Return the best value that a running trial has reported so far."""
     value = (trial.get("metrics") or {}).get(OBJECTIVE)
     return "" if value is None else f"best {format_value(value)}"

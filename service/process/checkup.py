@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal, TypedDict
 
 import httpx2
 import psutil  # type: ignore[import-untyped]
@@ -226,6 +226,13 @@ def check_devices(context: Context) -> Iterator[Finding]:
         yield ok("gpus", "none; trials train on processors")
 
 
+class CheckJson(TypedDict, total=False):
+    """What a service says of one of its parts."""
+
+    ready: bool
+    detail: str | None
+
+
 def check_service(context: Context) -> Iterator[Finding]:
     """Yield whether a service runs, and what it says of itself."""
     alive = context.ask("/healthz")
@@ -235,7 +242,7 @@ def check_service(context: Context) -> Iterator[Finding]:
         return
     yield ok("service", f"it answers at {context.url}")
     ready = context.ask("/readyz")
-    checks: dict[str, dict[str, Any]] = {}
+    checks: dict[str, CheckJson] = {}
     with suppress(ValueError, AttributeError):
         checks = ready.json().get("checks", {}) if ready is not None else {}
     for name, check in checks.items():

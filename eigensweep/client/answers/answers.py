@@ -13,6 +13,7 @@ import yaml
 from rich.console import Console
 
 from eigensweep.client.answers.tables import Table, align_columns, describe_rows, format_cell
+from eigensweep.client.shapes import ExperimentJson
 from eigensweep.protocol.states import OUTCOMES
 from eigensweep.search_spaces.labels import format_share, format_value, say_count
 
@@ -377,7 +378,7 @@ def format_yaml(content: Any) -> str:
     return str(yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)).rstrip()
 
 
-def format_experiment(experiment: Mapping[str, Any], address: str) -> str:
+def format_experiment(experiment: ExperimentJson, address: str) -> str:
     """Return an experiment in a few lines; `address` is the service's."""
     metric = experiment.get("metric") or {}
     best, baseline = experiment.get("best"), experiment.get("baseline")
@@ -417,14 +418,14 @@ def format_experiment(experiment: Mapping[str, Any], address: str) -> str:
     return describe_rows(rows, width=12)
 
 
-def format_queue(experiment: Mapping[str, Any]) -> str:
+def format_queue(experiment: ExperimentJson) -> str:
     """Return an experiment's priority and its place in the queue as a sentence."""
     place = _place_in_queue(experiment)
     state = experiment["state"].replace("_", " ")
     return f"{experiment['id']} has priority {experiment['priority']} and is {state}{place}"
 
 
-def _place_in_queue(experiment: Mapping[str, Any]) -> str:
+def _place_in_queue(experiment: ExperimentJson) -> str:
     place = experiment.get("queue_place")
     return "" if place is None else f", number {place} in the queue"
 
@@ -432,7 +433,7 @@ def _place_in_queue(experiment: Mapping[str, Any]) -> str:
 LIST_HEADS: Final = ("id", "name", "project", "owner", "state", "trials", "best", "created")
 
 
-def make_list_row(experiment: Mapping[str, Any]) -> Sequence[Any]:
+def make_list_row(experiment: ExperimentJson) -> Sequence[Any]:
     """Return an experiment's row below `LIST_HEADS`."""
     progress, best = experiment["progress"], experiment.get("best")
     ended = sum(progress.get(state) or 0 for state in OUTCOMES)

@@ -454,7 +454,7 @@ class Views:
         return f"{self._mlflow}/#/experiments/{row.run_project}/runs?{TRAINING}&{view}"
 
 
-def read_place(attempt: AttemptRow | None) -> dict[str, Any]:
+def read_place(attempt: AttemptRow | None) -> dict[str, object]:
     """Return the fields of the `Place` where an attempt trains; None: not known."""
     unknown = dict.fromkeys(each.name for each in fields(Place))
     return unknown if attempt is None else unknown | attempt.place
