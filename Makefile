@@ -46,7 +46,7 @@ QUICK := not slow and not gpu
 TIDY := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 SCIENCE := tests/models tests/search_spaces tests/tasks
 PARTS := test-service test-workers test-science test-others
-test-service: PART = tests/service
+test-service: PART = tests/service --numprocesses 2 --dist loadfile  # they wait for most of their time
 test-workers: PART = tests/workers
 test-science: PART = $(SCIENCE)
 test-others: PART = $(addprefix --ignore=,tests/service tests/workers $(SCIENCE))
