@@ -3,8 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: help setup run serve test test-without-ray test-with-ray test-slow lint fmt bench gpu gpu-service \
-  test-service test-workers test-science test-others
+.PHONY: help setup run serve test test-without-ray test-with-ray test-slow lint fmt bench gpu gpu-service
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -38,27 +37,18 @@ serve: setup  ## run the service until Ctrl-C
 	@$(BIN)/eigensweep serve
 
 # Tests that start Ray mostly wait. So they run one after another beside all others, which have the
-# lower priority and take what is left of the machine. The others run in four parts, each in a process
-# that collects its part alone and has its own servers. They wait, too: for servers, browsers and other
-# processes. So two more at once than processors.
-AT_ONCE := $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 2)))
+# lower priority and take what is left of the machine.
+# Many of the others wait, too: for servers, browsers and other processes. So one more than processors.
+AT_ONCE := $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 1)))
 QUICK := not slow and not gpu
 TIDY := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
-SCIENCE := tests/models tests/search_spaces tests/tasks
-PARTS := test-service test-workers test-science test-others
-test-service: PART = tests/service --numprocesses 2 --dist loadfile  # they wait for most of their time
-test-workers: PART = tests/workers
-test-science: PART = $(SCIENCE)
-test-others: PART = $(addprefix --ignore=,tests/service tests/workers $(SCIENCE))
 
 test: setup  ## lint, and run the tests that need no GPU and are not slow
-	@echo 'Six things run side by side; what each of them says comes at its end, after some minutes'
-	@$(MAKE) --no-print-directory --keep-going --jobs $(AT_ONCE) $(TIDY) test-with-ray lint test-without-ray
+	@echo 'Two things run side by side; what each of them says comes at its end, after some minutes'
+	@$(MAKE) --no-print-directory --jobs 2 $(TIDY) test-without-ray lint test-with-ray
 
-test-without-ray: $(PARTS)
-
-$(PARTS): setup
-	OMP_NUM_THREADS=1 nice -n 5 $(BIN)/pytest -m "not ray and $(QUICK)" $(PART)
+test-without-ray: setup
+	OMP_NUM_THREADS=1 nice -n 5 $(BIN)/pytest -m "not ray and $(QUICK)" -n $(AT_ONCE) --maxprocesses 4 --dist loadfile
 
 test-with-ray: setup
 	OMP_NUM_THREADS=1 RAY_worker_niceness=0 $(BIN)/pytest -m "ray and $(QUICK)" tests
