@@ -6,6 +6,7 @@ came, and which names exist.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypedDict, get_args
 
@@ -27,6 +28,10 @@ from eigensweep.tasks import TASKS
 
 MOST_READ = 200
 """Errors of pydantic that are put into words; a text of a million wrong values has no more."""
+ONE_VALUE = "float_type", "int_type", "bool_type", "string_type"
+"""Errors of pydantic where a number, a truth value or a text was expected."""
+SEARCHED = "model", "optimizer", "task", "training"
+"""The sections whose fields can be searched."""
 Location = Sequence[int | str]
 
 
@@ -114,13 +119,23 @@ def _problem(error: Mapping[str, Any], root: type[BaseModel]) -> Problem:
     *_, last = parts = path.split(".")
     named = ".".join(parts[-2:]) if last.isdecimal() else last  # an item says whose it is
     field = f"'{named}' " if message.startswith("should ") else ""
+    hint = _say_where_to_search(path, error, root)
     return Problem(
         path=path,
-        message=field + (message if where else f"{message}; got {shorten(got)!r}"),
+        message=field + (message if where else f"{message}; got {shorten(got)!r}") + hint,
         expected=message,
         got=None if where else shorten(got),
         available=list(map(str, _literals(error))) or None,
     )
+
+
+def _say_where_to_search(path: str, error: Mapping[str, Any], root: type[BaseModel]) -> str:
+    """Return where the values of a field belong, if several were given in place of one."""
+    name = re.sub(r"^arms\.[^.]+\.", "", path)
+    are_several = isinstance(error.get("input"), Mapping | list) and error["type"] in ONE_VALUE
+    if root is not ExperimentSpec or not are_several or name.split(".")[0] not in SEARCHED:
+        return ""
+    return f"; to search it, give a list of values or {{low, high}} as '{name}' in 'search.space'"
 
 
 def _literals(error: Mapping[str, Any]) -> Iterator[str]:

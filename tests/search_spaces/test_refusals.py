@@ -68,6 +68,15 @@ def test_a_good_spec_has_no_problems():
     assert post(**pbt()) == ([], None)
 
 
+@pytest.mark.parametrize("values", [{"low": 1e-4, "high": 1e-2}, [1e-4, 1e-2]])
+def test_several_values_of_a_field_are_told_where_a_search_has_them(values):
+    ((problem,), _) = post(optimizer={"lr": values})
+    assert problem["path"] == "optimizer.lr"
+    assert "as 'optimizer.lr' in 'search.space'" in problem["message"]
+    ((problem,), _) = post(replicates=[1, 2])
+    assert "search" not in problem["message"]
+
+
 @pytest.mark.parametrize("lanes", [1, 512, "auto", None])
 def test_lanes_may_be_a_number_or_measured_or_left_out(lanes):
     assert post(resources={"gpus": 1, "lanes": lanes}) == ([], None)
