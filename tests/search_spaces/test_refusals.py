@@ -69,7 +69,7 @@ def test_a_good_spec_has_no_problems():
 
 
 @pytest.mark.parametrize("values", [{"low": 1e-4, "high": 1e-2}, [1e-4, 1e-2]])
-def test_several_values_of_a_field_are_told_where_a_search_has_them(values):
+def test_several_values_are_told_where_a_search_has_them(values):
     ((problem,), _) = post(optimizer={"lr": values})
     assert problem["path"] == "optimizer.lr"
     assert "as 'optimizer.lr' in 'search.space'" in problem["message"]
