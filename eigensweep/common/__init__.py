@@ -1,1 +1,1 @@
-"""What every room may use. Each file stands nearly alone, and knows no room."""
+"""What every room may use. Nothing here imports from a room."""

@@ -1,12 +1,15 @@
-"""Ends a process when the one that started it has gone, however that ended."""
+"""How child processes end: with the process that started them, or at once after a fork."""
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import sys
 import threading
 import time
-from typing import Final
+from contextlib import suppress
+from typing import Final, NoReturn
 
 LOOK_SECONDS: Final = 1.0
 
@@ -26,3 +29,12 @@ def _watch(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(LOOK_SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def end_fork(status: int) -> NoReturn:
+    """End a forked process with what it has written, and without the clean-up of its parent."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    logging.shutdown()
+    os._exit(status)

@@ -112,7 +112,7 @@ class EngineNeed(Message):
     lanes: int
     """Replicates that train side by side."""
     trials: int
-    """Trials that are aboard at once, those that wait for a lane included."""
+    """Trials in it at once, those that wait for a lane included."""
     cpus: float
     """CPU cores of the engine."""
     gpus: float

@@ -1,4 +1,5 @@
-"""What is kept of trials: in a folder or an object store, by one protocol that commits by creation.
+"""Checkpoints and curves of trials, in a folder or an object store.
 
-`Store` (in `checkpoints`) is what others use. Importing it loads neither torch nor Ray.
+`Store` (in `checkpoints`) is what others use. An attempt commits by creating a file that did not
+exist, which only one can. Importing it loads neither torch nor Ray.
 """

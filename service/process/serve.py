@@ -158,7 +158,10 @@ def serve(settings: Settings) -> None:
         home.write_address(settings.home, url, place.pages)
         logger.info(
             "serving url=%s docs=%s/docs mlflow=%s home=%s",
-            *(url, url, place.pages, settings.home),
+            url,
+            url,
+            place.pages,
+            settings.home,
         )
 
         def watch() -> None:
@@ -392,7 +395,11 @@ def _make_runner(
             service.reproductions, record, service.analyses, storage, mlflow=mlflow
         ),
         DeletionHandler(
-            *(record, dispatcher.find_driver, logs_of_removals, storage, files),
+            record,
+            dispatcher.find_driver,
+            logs_of_removals,
+            storage,
+            files,
             mlflow=mlflow,
         ),
         PruningHandler(record, Store(storage), schedule, files),

@@ -76,7 +76,7 @@ def order(number: int, attempt: int = 1, reported: int = 0) -> Order:
     return make_order(number=number, attempt=attempt, reported=reported, engine=NEED)
 
 
-def test_trials_are_taken_aboard_until_all_seats_are_taken(actor, engine):
+def test_trials_join_until_all_slots_are_taken(actor, engine):
     async def scene() -> None:
         assert [await actor.join(order(n)) for n in range(5)] == [True] * 3 + [False] * 2
         await actor.leave(order(1))
@@ -258,7 +258,7 @@ class TestSlot:
         assert [slot.advance().step, slot.advance().step] == [5, 10]
         assert asked == [0, 0, 5, 5, 5]
 
-    def test_it_goes_aboard_again_where_it_lost_its_seat(self, monkeypatch):
+    def test_it_joins_again_where_it_lost_its_slot(self, monkeypatch):
         slot, asked = self.slot(monkeypatch, NoSlotError(), Report(5))
         assert slot.advance().step == 5
         assert asked == [0, 0]

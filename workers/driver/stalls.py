@@ -4,7 +4,7 @@ The sign of progress is a commit: a trial that takes steps commits at least ever
 `checkpoint_seconds`. The driver reads commits from the store, so it finds a process that hangs in
 native code, one that is cut off, and one that waits for ever. Trials in the lanes of an engine may
 wait long for a lane, so the engine's own process watches them
-([workers/processes/engine_actor.py](../lanes/actor.py)).
+([workers/processes/engine_actor.py](../processes/engine_actor.py)).
 """
 
 from __future__ import annotations

@@ -27,13 +27,13 @@ import struct
 import sys
 import time
 import traceback
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Final
 
 from eigensweep.common.loading import load_for_good
+from eigensweep.common.parents import end_fork
 
 logger = logging.getLogger(__name__)
 
@@ -186,11 +186,7 @@ class Server:
         except BaseException:
             traceback.print_exc()
         finally:
-            for stream in (sys.stdout, sys.stderr):
-                with suppress(OSError, ValueError):
-                    stream.flush()
-            logging.shutdown()
-            os._exit(status)
+            end_fork(status)
 
     def _end(self, child: Child) -> None:
         """End a forked process and forget it: it has ended, or its trial's process has."""

@@ -65,7 +65,7 @@ class EngineNow(AnswerModel):
     device: str | None
     lanes: int
     used: int = Field(description="Lanes in use, as trials have reported")
-    trials: int = Field(description="Trials aboard, those that wait for a lane included")
+    trials: int = Field(description="Trials in it, those that wait for a lane included")
 
 
 class UseNow(AnswerModel):
@@ -187,7 +187,7 @@ def get_cluster(service: TheService) -> ClusterNow:
         nodes=[_describe_node(node) for node in nodes or ()],
         engines=[
             EngineNow.made_of(each, used=min(each.lanes, each.replicates))
-            for each in activity.crews
+            for each in activity.trainers
             if each.lanes is not None
         ],
         running=activity.running,

@@ -30,7 +30,7 @@ from eigensweep.service.api.answers.shared_answers import TimedCache
 from eigensweep.service.api.parts import Service
 from eigensweep.service.api.routes.health import CHECKS
 from eigensweep.service.counters import REGISTRY
-from eigensweep.service.record.views.counts import DURATIONS, Counts, Crew, Durations, count_all
+from eigensweep.service.record.views.counts import DURATIONS, Counts, Durations, Trainer, count_all
 from eigensweep.store.places.durable_files import StoreAwayError
 
 router = APIRouter(tags=["health"])
@@ -164,12 +164,14 @@ def _about_record(counts: Counts) -> Iterator[Metric]:
     for kind, occupied in counts.device_seconds.items():
         used.add_metric([kind], occupied)
     yield used
-    yield from _about_devices(counts.crews)
+    yield from _about_devices(counts.trainers)
 
 
-def _about_devices(crews: list[Crew]) -> Iterator[Metric]:
-    devices = {(crew.node, crew.device) for crew in crews}
-    engines = [(crew.lanes, crew.replicates) for crew in crews if crew.lanes is not None]
+def _about_devices(trainers: list[Trainer]) -> Iterator[Metric]:
+    devices = {(trainer.node, trainer.device) for trainer in trainers}
+    engines = [
+        (trainer.lanes, trainer.replicates) for trainer in trainers if trainer.lanes is not None
+    ]
     kinds = {"cpu": 0, "cuda": 0}
     for _, device in devices:
         kinds["cuda" if device.startswith("cuda") else "cpu"] += 1

@@ -115,7 +115,8 @@ class Retention(Control):
     def list_ended_trials(self, session: Session, id: str) -> Sequence[Row[int, int]]:
         """Return `number` and newest `attempt` of each trial that is over.
 
-        Commits of a later attempt are not removed. None if the experiment goes on, or is gone.
+        Commits of a later attempt are not removed. There are no trials in it if the experiment goes
+        on, or is gone.
         """
         query = (
             select(TrialRow.number, TrialRow.attempt)

@@ -78,7 +78,9 @@ def emit_trial(
 ) -> None:
     """Add an event of a trial, with its arm, attempt and step, and with `data` of its kind."""
     emit(
-        *(rows, experiment, f"trial.{kind}"),
+        rows,
+        experiment,
+        f"trial.{kind}",
         trial=trial.number,
         arm=trial.arm,
         step=trial.step,

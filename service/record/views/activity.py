@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session, defer
 from eigensweep.protocol.states import DRIVEN, ENDED, EXPERIMENT_STATES
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.tables import AttemptRow, ExperimentRow, TrialRow
-from eigensweep.service.record.views.counts import IS_NEWEST, Crew, find_crews
+from eigensweep.service.record.views.counts import IS_NEWEST, Trainer, find_trainers
 from eigensweep.service.record.views.queries import Queries, count_states
 
 WAITING = tuple(s for s in EXPERIMENT_STATES if s not in {*DRIVEN, *ENDED, "deleting"})
@@ -44,7 +44,7 @@ class Activity:
     They come in the order of their priorities, without their specs."""
     waiting: int
     """How many open experiments have no driver; `experiments` may have fewer."""
-    crews: list[Crew]
+    trainers: list[Trainer]
     """The processes that train."""
 
 
@@ -84,5 +84,5 @@ def read_activity(queries: Queries, session: Session, uses: int, waiting: int) -
         session.scalars(running).one(),
         [(r, c.trials if (c := counts[r.id].get("waiting")) else 0) for r in rows],
         session.scalars(select(func.count()).select_from(ExperimentRow).where(others)).one(),
-        find_crews(session),
+        find_trainers(session),
     )

@@ -42,7 +42,7 @@ class Durations:
 
 
 @dataclass(frozen=True)
-class Crew:
+class Trainer:
     """A process that trains trials, and how many."""
 
     node: str
@@ -71,7 +71,7 @@ class Counts:
     undelivered_experiments: int = 0
     device_seconds: dict[str, float] = field(default_factory=lambda: {"cpu": 0.0, "gpu": 0.0})
     """What all trials have occupied so far: seconds times cores, and times GPUs."""
-    crews: list[Crew] = field(default_factory=list)
+    trainers: list[Trainer] = field(default_factory=list)
     counted: Counts | None = None
     """What was counted, where some of the numbers above are shown otherwise."""
 
@@ -90,7 +90,7 @@ def _count_all(now: float, session: Session) -> Counts:
     _count_experiments(session, counts)
     _count_trials(session, counts, now)
     _count_undelivered(session, counts)
-    counts.crews = find_crews(session)
+    counts.trainers = find_trainers(session)
     return counts
 
 
@@ -137,7 +137,7 @@ def _count_undelivered(session: Session, counts: Counts) -> None:
     counts.undelivered_experiments = session.scalars(experiments).one()
 
 
-def find_crews(session: Session) -> list[Crew]:
+def find_trainers(session: Session) -> list[Trainer]:
     """Return the processes that train now, as the newest reports of their trials name them."""
     query = (
         select(AttemptRow.place, TrialRow.replicates)
@@ -145,11 +145,11 @@ def find_crews(session: Session) -> list[Crew]:
         .where(TrialRow.state == "running")
         .order_by(TrialRow.experiment_id, TrialRow.number)
     )
-    aboard: defaultdict[Place, list[int]] = defaultdict(list)
+    found: defaultdict[Place, list[int]] = defaultdict(list)
     for content, replicates in session.execute(query):
         if content:
-            aboard[Place.from_dict(content)].append(replicates or 1)
+            found[Place.from_dict(content)].append(replicates or 1)
     return [
-        Crew(place.node, place.pid, place.device, place.lanes, len(each), sum(each))
-        for place, each in aboard.items()
+        Trainer(place.node, place.pid, place.device, place.lanes, len(each), sum(each))
+        for place, each in found.items()
     ]

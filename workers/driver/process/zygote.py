@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from eigensweep.common.loading import load_for_good
+from eigensweep.common.parents import end_fork
 from eigensweep.workers.deaths import Death
 from eigensweep.workers.driver.process.driver_order import Request
 
@@ -129,11 +130,7 @@ class Zygote:
         except BaseException:
             logger.exception("driver died")
         finally:
-            for stream in (sys.stdout, sys.stderr):
-                with suppress(OSError, ValueError):
-                    stream.flush()
-            logging.shutdown()
-            os._exit(status)
+            end_fork(status)
 
     def _bury(self, child: ForkedDriver) -> None:
         """Tell how a driver ended, and forget it."""
