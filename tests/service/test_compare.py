@@ -304,7 +304,7 @@ def test_a_name_of_nothing_is_refused_with_what_there_is(run, client, spec):
         ([id, "e" * 121], {}, 422, "should be EXPERIMENT, EXPERIMENT/NUMBER or EXPERIMENT/ARM"),
         ([id, "e0"], {}, 404, "there is no experiment 'e0'"),
         ([id, queued], {}, 409, "has finished"),
-        ([id], {}, 422, "should be 2 to 20 names; one alone cannot be compared"),
+        ([id], {}, 422, "should be 2 to 20 names; one alone cannot be compared; two arms are"),
         ([id] * 50, {}, 422, "should be 2 to 20 names; 50 names came"),
         ([id, id], {"metric": "f1"}, 422, "it has cross_entropy, recall_accuracy"),
     ]:

@@ -30,7 +30,9 @@ def _check_subject(name: str) -> str:
 def check_count(names: list[str]) -> list[str]:
     """Return names as they are, if they are neither too few to be compared nor too many."""
     if isinstance(names, list) and not FEWEST <= len(names) <= MOST:
-        few = "one alone cannot be compared" if len(names) == 1 else f"{len(names)} names came"
+        few = f"{len(names)} names came"
+        if len(names) == 1:
+            few = "one alone cannot be compared; two arms are EXPERIMENT/ARM and EXPERIMENT/ARM"
         raise ValueError(f"should be {FEWEST} to {MOST} names; {few}")
     return names
 
