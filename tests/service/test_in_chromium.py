@@ -94,6 +94,11 @@ def click(browser: webdriver.Chrome, selector: str) -> None:
     wait_until(has_clicked)
 
 
+def press(browser: webdriver.Chrome, selector: str) -> None:
+    """Press Enter on the first element: a mouse misses what plots move while they are drawn."""
+    find(browser, selector).send_keys(Keys.ENTER)
+
+
 def complain(browser: webdriver.Chrome, address: str) -> list[str]:
     """Return what the console holds of a service's pages."""
     told = [each["message"] for each in browser.get_log("browser") if each["level"] == "SEVERE"]
@@ -330,10 +335,13 @@ def test_the_keyboard_reaches_everything_and_focus_is_seen(browser, serve, finis
             browser.get(address + path)
         wanted = browser.execute_script(REACHABLE)
         browser.execute_script(NOTE_FOCUS)
-        ActionChains(browser).send_keys(Keys.TAB * (len(wanted) + 3)).perform()
-        seen = browser.execute_script("return window.focused")
-        reached = [element for element, _, _ in seen]
-        missed = [e.get_attribute("outerHTML")[:120] for e in wanted if e not in reached]
+        for _ in range(2):  # the second time for what came with a plot and took a key of the first
+            ActionChains(browser).send_keys(Keys.TAB * (len(wanted) + 3)).perform()
+            seen = browser.execute_script("return window.focused")
+            reached = [element for element, _, _ in seen]
+            missed = [e.get_attribute("outerHTML")[:120] for e in wanted if e not in reached]
+            if not missed:
+                break
         assert missed == [], path
         unseen = [tag for _, tag, outline in seen if outline not in ("solid", "auto")]
         assert set(unseen) <= {"TEXTAREA"}, path
@@ -458,7 +466,7 @@ def test_a_phone_folds_what_is_long_and_draws_what_is_opened(browser, serve, fin
     assert opened == ["Results by arm", "Learning curves"]
     assert browser.execute_script("return document.documentElement.scrollHeight") < 4000
     assert not browser.find_elements(By.CSS_SELECTOR, "#parallel .scatterlayer")
-    find(browser, "#space:not([hidden]) summary").click()
+    press(browser, "#space:not([hidden]) summary")
     find(browser, "#parallel .scatterlayer path.js-line")
     wide = "return document.querySelector('#parallel .main-svg').getBoundingClientRect().width"
     assert 300 < browser.execute_script(wide) <= 390
@@ -473,7 +481,7 @@ def test_the_fields_are_short_on_a_phone_and_links_open_them(browser, serve):
     assert browser.execute_script(high) < 3000
     shown = "return document.querySelector(arguments[0]).checkVisibility()"
     assert not browser.execute_script(shown, "#model-scornn")
-    find(browser, "a[href='#search']").click()
+    press(browser, "a[href='#search']")
     wait_until(lambda: browser.execute_script(shown, "details:has(> summary > #search) > table"))
     browser.get(f"{address}/")
     browser.get(f"{address}/fields#model-scornn")
@@ -487,7 +495,8 @@ def test_the_fields_are_short_on_a_phone_and_links_open_them(browser, serve):
 def test_what_is_folded_stays_so_while_the_page_is_renewed(browser, serve, ledger, settings):
     emulate(browser, 1200, "light")
     browser.get(f"{serve()}/experiments/{ledger.experiment_id}")
-    find(browser, "#failures summary").click()
+    press(browser, "#failures summary")
+    assert not find(browser, "#failures details").get_property("open")
     browser.execute_script("document.activeElement.blur()")
     complete(ledger, Path(settings.storage_folder), 8, "lstm", 0.01)
     wait_until(lambda: "8 of 8 trials" in text_of(browser, "#state"))
