@@ -73,7 +73,7 @@ class TestReplicatesInLanes:
         ahead.training.run(4)  # so it comes to the rung of step 5 before the others
         for replicate in attempt.replicates:
             replicate.training.evaluate_every = 1  # it looks after each evaluation
-        pause_mark(tmp_path, "e1").touch()
+            replicate._is_paused = lambda: ahead.training.step == 5
         assert attempt.advance().lost_by == "pause"
         steps = [replicate.training.step for replicate in attempt.replicates]
         assert steps == [5, 1, 1]
