@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 from eigensweep.results.trial_result import Result
@@ -21,17 +22,23 @@ def read_goals(names: Sequence[str], result: Result) -> list[float | None]:
 def find_front(points: Sequence[Sequence[float]]) -> list[int]:
     """Return the places of points that no other one beats, where lower is better throughout.
 
-    They come in rising order of the first number. Of equal points the first one counts.
+    They come in rising order of the first number. Of equal points the first one counts. A point has
+    one to three numbers, so that one look at each, in order, is enough.
 
     >>> find_front([(2, 2), (1, 3), (3, 3), (2, 1), (1, 3)])
     [1, 3]
     """
     front: list[int] = []
+    seconds: list[float] = []  # of those met so far that no other one beats in the last two numbers
+    thirds: list[float] = []  # theirs, which fall where the second ones rise
     for place in sorted(range(len(points)), key=lambda place: (*points[place], place)):
-        point = points[place]
-        beaten = any(
-            all(a <= b for a, b in zip(points[other], point, strict=True)) for other in front
-        )
-        if not beaten:
-            front.append(place)
+        _, second, third = (*points[place], 0.0, 0.0)[:3]
+        end = bisect_right(seconds, second)
+        if end and thirds[end - 1] <= third:
+            continue
+        front.append(place)
+        begin = bisect_left(seconds, second)
+        while end < len(thirds) and thirds[end] >= third:
+            end += 1
+        seconds[begin:end], thirds[begin:end] = [second], [third]
     return front

@@ -166,7 +166,11 @@ class TestRecord:
     def test_what_prometheus_takes_for_a_counter_never_falls(self):
         def made(delivered: int, first: int, seconds: float) -> Counts:
             below = [first, *[0] * len(counts.DURATIONS)]
-            return Counts(delivered=delivered, durations={"completed": Durations(below, seconds)})
+            return Counts(
+                delivered=delivered,
+                durations={"completed": Durations(below, seconds)},
+                device_seconds={"cpu": 2 * seconds, "gpu": 0.0},
+            )
 
         shown = None
         for each in (made(5, 5, 10.0), made(4, 4, 8.0), made(6, 6, 12.0), made(6, 6, 12.0)):
@@ -174,6 +178,7 @@ class TestRecord:
         assert shown.delivered == 7
         assert shown.durations["completed"].below[0] == 7
         assert shown.durations["completed"].seconds == 14.0
+        assert shown.device_seconds == {"cpu": 28.0, "gpu": 0.0}
 
     def test_while_the_database_is_away_the_rest_is_shown(self, client, sample, monkeypatch):
         def away(*_: Any) -> None:

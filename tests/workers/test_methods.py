@@ -97,6 +97,23 @@ class TestSequences:
         assert samples[0] != samples[1]
 
 
+class TestRangesInSteps:
+    @pytest.mark.parametrize("method", ["random", "tpe"])
+    def test_each_value_is_tried_once_and_conditions_on_it_hold(self, tmp_path, method):
+        space = {
+            "optimizer.alpha": {"low": 0.1, "high": 0.9, "step": 0.1},
+            "optimizer.momentum": {"choices": [0.1, 0.5], "when": {"optimizer.alpha": [0.3, 0.7]}},
+        }
+        b = bench(tmp_path, method, space, 30)
+        points = b.run(most=5)
+        b.start()
+        points += b.run()
+        assert b.ends()
+        known = [point.params for point in b.spec.space()]
+        assert sorted(points, key=str) == sorted(known, key=str)
+        assert len(points) == 11
+
+
 class TestSamplersThatLearn:
     @pytest.mark.parametrize("method", [pytest.param("gp", marks=SLOW), "cmaes", "nsga2"])
     def test_it_comes_close_also_where_a_new_driver_goes_on(self, tmp_path, method):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,15 @@ from eigensweep.workers.deaths import Death
 from eigensweep.workers.driver.process.driver_order import DriverOrder
 
 TESTS = Path(__file__).parents[1]
+STARTER = """
+import time
+from eigensweep.workers.cluster.drivers import Drivers
+
+made = Drivers()
+made.start()
+print(made._zygote.pid, flush=True)
+time.sleep(3600)
+"""
 Launch = Callable[..., DriverProcess]
 
 
@@ -138,6 +149,16 @@ def test_drivers_outlive_their_zygote_and_the_next_one_forks_on(
     (tmp_path / "waits").unlink()
     assert (wait_for(later), wait_for(driver)) == ("ended", "died")
     assert driver.death == Death(UNSEEN, "unseen")
+
+
+def test_it_ends_with_its_starter_even_while_it_loads():
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTER], stdout=subprocess.PIPE, text=True
+    ) as starter:
+        assert starter.stdout is not None
+        zygote = psutil.Process(int(starter.stdout.readline()))
+        starter.kill()
+    wait_until(lambda: not zygote.is_running() or zygote.status() == psutil.STATUS_ZOMBIE)
 
 
 def test_with_other_code_on_the_disk_another_zygote_forks(drivers, launch):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import select
 import signal
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -124,11 +123,8 @@ class DriverProcess:
             os.close(end)
 
     def _has_ended(self) -> bool:
-        if self._end is None:
-            return True
-        watch = select.poll()
-        watch.register(self._end, select.POLLIN)
-        return bool(watch.poll(0))
+        end = self._end
+        return end is None or bool(wait([end], 0))
 
 
 @dataclass
@@ -159,7 +155,7 @@ class Drivers:
     def start(self, environment: Mapping[str, str] | None = None) -> None:
         """Start a zygote with this environment, that of this process by default.
 
-        Call `start`, `watch` and `stop` in the main thread: a zygote ends with its starter.
+        Call `start`, `watch` and `stop` in one thread.
         """
         self._environment = dict(os.environ if environment is None else environment)
         self._spawn()

@@ -20,16 +20,14 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-import select
 import signal
 import socket
 import struct
 import sys
 import time
 import traceback
-from dataclasses import dataclass
 from importlib import import_module
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Final
 
 from eigensweep.common.loading import load_for_good
@@ -93,42 +91,31 @@ def load(digest: str) -> bool:
     return True
 
 
-@dataclass
-class Child:
-    """A forked process."""
-
-    pid: int
-    end: int
-    """Of `pidfd_open`: can be read when the process has ended."""
-    lifeline: socket.socket
-    """Can be read when the trial's process has ended, which never writes to it."""
-
-
 class Server:
     """Forks for its clients, until Ray's node ends or nobody has asked for long."""
 
     def __init__(self, listener: socket.socket, end_of_ray: int) -> None:
         self._listener, self._end_of_ray = listener, end_of_ray
-        self._poll = select.poll()
-        for each in (listener.fileno(), end_of_ray):
-            self._poll.register(each, select.POLLIN)
-        self._children: dict[int, Child] = {}
-        """By each of their two file descriptors."""
+        self._lifelines: dict[int, socket.socket] = {}
+        """Of each forked process, by what `pidfd_open` gave for it. That can be read when it has
+        ended, and the lifeline when its trial's process has, which never writes to it."""
 
     def serve(self) -> None:
         """Serve until the end of Ray's node, or until nobody has asked for long."""
         asked_at = time.monotonic()
-        while self._children or time.monotonic() < asked_at + IDLE_SECONDS:
-            ready = [number for number, _ in self._poll.poll(IDLE_SECONDS * 1e3)]
+        others = [self._listener, self._end_of_ray]
+        while self._lifelines or time.monotonic() < asked_at + IDLE_SECONDS:
+            ends, lifelines = self._lifelines.keys(), self._lifelines.values()
+            ready = wait([*others, *ends, *lifelines], IDLE_SECONDS)
             if self._end_of_ray in ready:
                 return
             if ready:
                 asked_at = time.monotonic()
-            for number in ready:
-                if number in self._children:  # one process may have two numbers in the list
-                    self._end(self._children[number])
-            if self._listener.fileno() in ready:
-                self._answer()  # last: a new file may get the number of one that was closed above
+            for end, lifeline in list(self._lifelines.items()):
+                if end in ready or lifeline in ready:
+                    self._end(end)
+            if self._listener in ready:
+                self._answer()
 
     def _answer(self) -> None:
         """Fork for a client that waits, if it is of the same user and wants that."""
@@ -156,14 +143,12 @@ class Server:
         if pid == 0:
             self._become_child(parent, files)
         try:
-            child = Child(pid, os.pidfd_open(pid), lifeline)
+            end = os.pidfd_open(pid)
         except OSError:  # no more files may be open: nobody would notice that its trial is gone
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             raise
-        for each in (child.end, lifeline.fileno()):
-            self._children[each] = child
-            self._poll.register(each, select.POLLIN)
+        self._lifelines[end] = lifeline
 
     def _become_child(self, parent: int, files: list[int]) -> None:
         """Train in this process, which was forked, and end it."""
@@ -174,9 +159,9 @@ class Server:
                 return
             self._listener.close()
             os.close(self._end_of_ray)
-            for child in {child.pid: child for child in self._children.values()}.values():
-                os.close(child.end)
-                child.lifeline.close()
+            for end, lifeline in self._lifelines.items():
+                os.close(end)
+                lifeline.close()
             calls, *standard = files
             for target, file in enumerate(standard, start=1):
                 os.dup2(file, target)
@@ -188,15 +173,12 @@ class Server:
         finally:
             end_fork(status)
 
-    def _end(self, child: Child) -> None:
+    def _end(self, end: int) -> None:
         """End a forked process and forget it: it has ended, or its trial's process has."""
-        for each in (child.end, child.lifeline.fileno()):
-            self._poll.unregister(each)
-            del self._children[each]
-        os.kill(child.pid, signal.SIGKILL)  # harmless if it has ended: nobody has waited for it
-        os.waitpid(child.pid, 0)
-        os.close(child.end)
-        child.lifeline.close()
+        signal.pidfd_send_signal(end, signal.SIGKILL)  # harmless if it has ended
+        os.waitid(os.P_PIDFD, end, os.WEXITED)
+        os.close(end)
+        self._lifelines.pop(end).close()
 
 
 def find_peer(connection: socket.socket) -> tuple[int, int]:

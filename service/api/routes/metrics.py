@@ -64,6 +64,10 @@ def keep_rising(before: Counts | None, now: Counts) -> Counts:
         return now
     counted = (before.counted or before, now)
     delivered = before.delivered + max(0, now.delivered - counted[0].delivered)
+    seconds = {
+        kind: before.device_seconds[kind] + max(0.0, later - counted[0].device_seconds[kind])
+        for kind, later in now.device_seconds.items()
+    }
     durations = {}
     for outcome in before.durations.keys() | now.durations.keys():
         shown = before.durations.get(outcome, Durations())
@@ -73,7 +77,9 @@ def keep_rising(before: Counts | None, now: Counts) -> Counts:
         durations[outcome] = Durations(
             below, shown.seconds + max(0.0, later.seconds - earlier.seconds)
         )
-    return replace(now, delivered=delivered, durations=durations, counted=now)
+    return replace(
+        now, delivered=delivered, durations=durations, device_seconds=seconds, counted=now
+    )
 
 
 class ServiceCollector(Collector):

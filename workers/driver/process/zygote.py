@@ -4,24 +4,21 @@ To load it takes seconds of a processor and hundreds of megabytes. A forked driv
 milliseconds and shares that memory. `workers/cluster/drivers.py` is the other side.
 
 `python -m eigensweep.workers.driver.process.zygote DESCRIPTOR MODULES...` reads requests from an
-open pipe, and tells what became of them. It ends with the process at the other end; its drivers go
-on. No thread is started here: a fork copies only the thread that forks.
+open pipe, and tells what became of them. It ends when the pipe does, with the process at the other
+end; its drivers go on. No thread is started here: a fork copies only the thread that forks.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import logging
 import os
-import select
 import signal
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib import import_module
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,21 +35,6 @@ LONGEST_WORDS: Final = 10_000
 """Letters of a driver's last words: even escaped they fit into a pipe, which is read at the end."""
 GO: Final = b"g"
 """What a driver waits for before it does anything: its zygote has told of it."""
-PR_SET_PDEATHSIG: Final = 1
-"""Of `prctl`, from Linux' sys/prctl.h."""
-
-
-@dataclass(frozen=True)
-class ForkedDriver:
-    """A driver that was forked."""
-
-    number: int
-    """Of its request."""
-    pid: int
-    end: int
-    """Of `pidfd_open`: can be read when the process has ended."""
-    words: int
-    """The end of a pipe with its last words."""
 
 
 class Zygote:
@@ -60,10 +42,9 @@ class Zygote:
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
-        self._poll = select.poll()
-        self._poll.register(pipe.fileno(), select.POLLIN)
-        self._children: dict[int, ForkedDriver] = {}
-        """By `end`."""
+        self._drivers: dict[int, tuple[int, int]] = {}
+        """The number of each driver's request, and the end of a pipe with its last words; by what
+        `pidfd_open` gave for its process, which can be read when that has ended."""
         self._is_stale = False
 
     def serve(self) -> None:
@@ -73,9 +54,9 @@ class Zygote:
             if time.monotonic() >= told + TELL_SECONDS:
                 self._tell("alive")
                 told = time.monotonic()
-            for number, _ in self._poll.poll(TELL_SECONDS * 1e3):
-                if number in self._children:
-                    self._bury(self._children[number])
+            for ready in wait([self._pipe, *self._drivers], TELL_SECONDS):
+                if isinstance(ready, int):
+                    self._bury(ready)
                 else:
                     self._fork(self._pipe.recv())
 
@@ -99,10 +80,8 @@ class Zygote:
         os.close(writing)
         os.close(waiting)
         os.set_blocking(reading, False)
-        child = ForkedDriver(request.number, pid, os.pidfd_open(pid), reading)
-        self._children[child.end] = child
-        self._poll.register(child.end, select.POLLIN)
-        self._tell("forked", child.number, pid)
+        self._drivers[os.pidfd_open(pid)] = request.number, reading
+        self._tell("forked", request.number, pid)
         os.write(going, GO)  # whoever was not told of it asks for another one
         os.close(going)
 
@@ -112,9 +91,9 @@ class Zygote:
         try:
             os.setsid()
             self._pipe.close()
-            for child in self._children.values():
-                os.close(child.end)
-                os.close(child.words)
+            for end, (_, others) in self._drivers.items():
+                os.close(end)
+                os.close(others)
             if os.read(waiting, len(GO)) != GO:
                 return
             os.close(waiting)
@@ -132,17 +111,18 @@ class Zygote:
         finally:
             end_fork(status)
 
-    def _bury(self, child: ForkedDriver) -> None:
+    def _bury(self, end: int) -> None:
         """Tell how a driver ended, and forget it."""
-        self._poll.unregister(child.end)
-        del self._children[child.end]
-        _, status = os.waitpid(child.pid, 0)
+        number, reading = self._drivers.pop(end)
+        seen = os.waitid(os.P_PIDFD, end, os.WEXITED)
+        assert seen is not None
         death = None
-        with suppress(BlockingIOError), open(child.words, "rb") as words:
+        with suppress(BlockingIOError), open(reading, "rb") as words:
             if told := words.read():
                 death = Death(**json.loads(told))
-        os.close(child.end)
-        self._tell("ended", child.number, os.waitstatus_to_exitcode(status), death)
+        os.close(end)
+        status = seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
+        self._tell("ended", number, status, death)
 
 
 def write_to(log: str) -> None:
@@ -169,7 +149,6 @@ def load(modules: list[str]) -> None:
 
 def main() -> None:
     """Load, and fork drivers until nobody asks any more."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the service, which ends this
     pipe = Connection(int(sys.argv[1]))
     load(sys.argv[2:])

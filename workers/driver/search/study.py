@@ -190,7 +190,7 @@ class _Part:
         params: dict[str, Scalar] = {}
         for path, parameter in self._space.axes(arm).items():
             if parameter.is_active(params):
-                params[path] = _suggest(trial, self._name(arm, path), make_distribution(parameter))
+                params[path] = _suggest(trial, self._name(arm, path), parameter)
         return Point(arm, params)
 
     def add(self, entry: TrialEntry, draw: Draw | None = None) -> None:
@@ -317,10 +317,17 @@ def make_distribution(parameter: Parameter) -> BaseDistribution:
     return FloatDistribution(float(low), float(high), log=parameter.log, step=parameter.step)
 
 
-def _suggest(trial: optuna.Trial, name: str, among: BaseDistribution) -> Scalar:
+def _suggest(trial: optuna.Trial, name: str, parameter: Parameter) -> Scalar:
+    """Return what Optuna draws for a parameter, as this parameter writes it.
+
+    Optuna adds steps up in floating point, and its 0.1 + 2 * 0.1 is not 0.3: it would be another
+    configuration than 0.3, and no condition on 0.3 would ever hold.
+    """
+    among = make_distribution(parameter)
     if isinstance(among, CategoricalDistribution):
         return trial.suggest_categorical(name, among.choices)
     if isinstance(among, IntDistribution):
         return trial.suggest_int(name, among.low, among.high, step=among.step, log=among.log)
     assert isinstance(among, FloatDistribution)
-    return trial.suggest_float(name, among.low, among.high, step=among.step, log=among.log)
+    drawn = trial.suggest_float(name, among.low, among.high, step=among.step, log=among.log)
+    return drawn if among.step is None else parameter.value(round((drawn - among.low) / among.step))
