@@ -159,7 +159,7 @@ class BodyLimits:
 def _refuse(error: TextError | UnicodeDecodeError, expected: str) -> Response:
     words = str(error)
     if isinstance(error, UnicodeDecodeError):
-        words = f"the body is not UTF-8: byte {error.object[error.start]:#x} at {error.start}"
+        words = f"the body is not text in utf-8: byte {error.object[error.start]:#x} at {error.start}"
     elif expected.startswith("JSON"):
         words = error.reason
     return problem(422, words, [ProblemItem(path="", message=words, expected=expected)])
