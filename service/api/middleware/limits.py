@@ -159,7 +159,8 @@ class BodyLimits:
 def _refuse(error: TextError | UnicodeDecodeError, expected: str) -> Response:
     words = str(error)
     if isinstance(error, UnicodeDecodeError):
-        words = f"the body is not text in utf-8: byte {error.object[error.start]:#x} at {error.start}"
+        code, place = error.object[error.start], error.start
+        words = f"the body is not text in utf-8: byte {code:#x} at {place}"
     elif expected.startswith("JSON"):
         words = error.reason
     return problem(422, words, [ProblemItem(path="", message=words, expected=expected)])
