@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import tomllib
 from pathlib import Path
+from subprocess import CompletedProcess
 from types import ModuleType
 from urllib.parse import urlsplit
 
@@ -53,6 +54,25 @@ def test_a_compiler_of_kernels_that_is_not_torchs_is_refused(
             "needs nvidia-cuda-nvrtc==13.0.88.*, constraints.txt pins 13.5.37" in each
             for each in found
         )
+
+
+def test_the_index_is_asked_again_where_uv_kept_too_little(
+    program: ModuleType, pins: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[bool] = []
+
+    def compile_all(variables: dict[str, str], *words: str) -> CompletedProcess[str]:
+        called.append("--offline" in words)
+        stdout = "\n".join(f"{name}=={version}" for name, version in pins.items())
+        needs = "x86_64-unknown-linux-gnu" in words
+        status = int(called[-1] and needs)
+        return CompletedProcess(words, status, stdout, "the network is disabled" if status else "")
+
+    monkeypatch.setattr(program, "compile_all", compile_all)
+    assert program.resolve("Linux x86-64", "3.12", {}, is_fetched=True) == program.Answer()
+    assert called == [True, False]
+    assert program.resolve("macOS arm64", "3.12", {}, is_fetched=True) == program.Answer()
+    assert called == [True, False, True]
 
 
 def test_the_lock_has_the_pinned_versions_and_digests(
