@@ -218,10 +218,10 @@ def weights(
     seed: Annotated[int | None, typer.Option(help="Of this seed; default: the first.")] = None,
 ) -> None:
     """Write a trial's weights to a file that `torch.load(FILE, weights_only=True)` reads."""
-    experiment, _, number = trial.partition("/")
+    experiment, _, number = trial.rpartition("/")
+    if not experiment or not number.isdecimal():  # a name may have a slash
+        experiment, number = trial, ""
     found = call.client.experiment(experiment)
-    if number and not number.isdecimal():
-        raise InputError(f"'{number}' is no number of a trial; expected: EXPERIMENT/18")
     chosen = found.trial(int(number)) if number else found.best
     if chosen is None:
         raise InputError(f"{experiment} has no best trial yet; name one: {experiment}/0")

@@ -7,11 +7,15 @@ import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Final
 
 from eigensweep.store.places.durable_files import StorageError
 from eigensweep.store.places.files import Files, open_files
 
 logger = logging.getLogger(__name__)
+
+MOST_SEEN: Final = 10_000
+"""Marks that a process remembers."""
 
 
 def cancel_mark(storage: str | Path, experiment: str) -> Mark:
@@ -50,7 +54,10 @@ class Mark:
         except StorageError as error:
             logger.warning("cannot look for a mark: %s", error)
             is_there = was_there
+        _SEEN.pop(self, None)
         _SEEN[self] = time.monotonic(), is_there
+        if len(_SEEN) > MOST_SEEN:  # an engine sees the marks of thousands of trials
+            _SEEN.pop(next(iter(_SEEN)), None)
         return is_there
 
     def touch(self) -> None:
@@ -65,7 +72,7 @@ class Mark:
 
 
 _SEEN: dict[Mark, tuple[float, bool]] = {}
-"""When a mark was looked at, and whether it was there."""
+"""When a mark was looked at, and whether it was there; the last look comes last."""
 
 
 @cache

@@ -109,7 +109,8 @@ class Record(Reopening, Retention):
         )
         if (id := rows.execute(same).scalar()) is None:
             return None
-        earlier = rows.get_one(ExperimentRow, id)
+        if (earlier := rows.get(ExperimentRow, id)) is None:
+            return None  # it was removed at this moment
         if earlier.fingerprint != posted.fingerprint:
             raise IdempotencyKeyReusedError(
                 f"this key was used for experiment {id}, which was posted with a different body"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Barrier, Thread
@@ -284,6 +284,58 @@ def test_another_server_gets_one_run_after_the_other(tmp_path: Path) -> None:
         runs = Runs(f"http://127.0.0.1:{other.server_address[1]}", "a project", "e1")
         assert not runs.is_ours()
         other.shutdown()
+
+
+class ProxiedServer(OtherServer):
+    """A server of ours, and a proxy that may answer in its place."""
+
+    status, body = 200, b'{"refused": {}}'
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.answer(self.status, self.body)
+
+
+class TestAProxyAnswersInItsPlace:
+    """What a proxy says of itself is neither a yes nor a refusal of MLflow's."""
+
+    @pytest.fixture
+    def runs(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
+        monkeypatch.setattr(ProxiedServer, "status", 200)
+        monkeypatch.setattr(ProxiedServer, "body", b'{"refused": {}}')
+        with ThreadingHTTPServer(("127.0.0.1", 0), ProxiedServer) as proxy:
+            Thread(target=proxy.serve_forever, daemon=True).start()
+            yield Runs(f"http://127.0.0.1:{proxy.server_address[1]}", "a project", "e1")
+            proxy.shutdown()
+
+    @pytest.mark.parametrize("status", [200, 400, 404])
+    def test_what_was_sent_still_waits(self, runs: Runs, status: int) -> None:
+        assert runs.is_ours()
+        runs._project_id, runs._sure = "7", True
+        runs.get(0, None, "0", {})
+        ProxiedServer.status, ProxiedServer.body = status, b"<html>try again later</html>"
+        with pytest.raises(AwayError, match="try again later"):
+            runs.flush()
+        ProxiedServer.status, ProxiedServer.body = 200, b'{"refused": {}}'
+        assert (runs.flush(), runs._waiting) == ({}, {})
+
+    def test_what_mlflow_itself_refuses_is_refused(self, runs: Runs) -> None:
+        assert runs.is_ours()
+        runs._project_id, runs._sure = "7", True
+        runs.get(0, None, "0", {})
+        ProxiedServer.status, ProxiedServer.body = 400, b'{"error_code": "INVALID"}'
+        with pytest.raises(MlflowRefusedError, match="INVALID"):
+            runs.flush()
+
+    @pytest.mark.parametrize(("status", "body"), [(200, b"<html>log in</html>"), (401, b"{}")])
+    def test_it_does_not_tell_whose_the_server_is(
+        self, runs: Runs, status: int, body: bytes
+    ) -> None:
+        ProxiedServer.status, ProxiedServer.body = status, body
+        with pytest.raises(AwayError):
+            runs.is_ours()
+        ProxiedServer.status, ProxiedServer.body = 200, b'{"refused": {}}'
+        assert runs.is_ours()
 
 
 class TestASlowServer:

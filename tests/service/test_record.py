@@ -118,6 +118,26 @@ class TestQueue:
         ids = [add(record, spec(name=f"e{p}", priority=p)) for p in (0, 5, 0, 5)]
         assert record.list_queued(3) == [ids[1], ids[3], ids[0]]
 
+    def test_a_key_whose_experiment_is_removed_at_that_moment_is_free(
+        self, postgresql_url, spec, monkeypatch
+    ):
+        record = Record(postgresql_url)
+        first, execute, is_removed = add(record, spec(), "k"), RowSession.execute, []
+
+        def execute_beside_a_removal(rows: RowSession, statement: Any, params: Any = None) -> Any:
+            found = execute(rows, statement, params)
+            if "idempotency_key =" in str(statement) and not is_removed:
+                is_removed.append(True)
+                with database.engine(postgresql_url).begin() as other:
+                    other.execute(text("DELETE FROM experiments"))
+            return found
+
+        monkeypatch.setattr(RowSession, "execute", execute_beside_a_removal)
+        second = add(record, spec(), "k")
+        assert is_removed
+        assert second != first
+        assert record.row(second).state == "queued"
+
     def test_a_repeated_key_finds_the_first_post(self, each_url, spec):
         record = Record(each_url)
         assert add(record, spec(), "k") == add(record, spec(), "k")

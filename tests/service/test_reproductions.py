@@ -229,6 +229,17 @@ def test_what_failed_or_was_cancelled_is_queued_once_more(client, reproducer, pl
     assert third["experiments"][0]["state"] == "queued"
 
 
+def test_what_is_being_deleted_is_queued_once_more(client, reproducer, play):
+    posted = post(client).json()
+    first = posted["experiments"][0]["id"]
+    play(first)
+    reproducer.tick()
+    deleted = client.post(f"/v1/experiments/{first}/delete", json={"confirm": True})
+    assert deleted.json()["state"] == "deleting"
+    again = post(client).json()["experiments"][0]
+    assert (again["state"], again["id"] != first) == ("queued", True)
+
+
 def test_a_finished_one_cannot_be_cancelled(client, reproducer, play):
     posted = post(client).json()
     play(posted["experiments"][0]["id"])

@@ -314,6 +314,25 @@ def test_several_are_acted_on_at_once_whatever_is_refused(
     assert client.post("/v1/experiments/bulk", json={**body, "ids": []}).status_code == 422
 
 
+def test_what_is_gone_before_the_answer_leaves_the_others_of_a_bulk_be(
+    client: TestClient, record: Record, spec: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (record.add(ExperimentSpec.model_validate(spec()))[0].id for _ in range(2))
+    bring(record, first, *ROUTES["completed"])
+
+    def delete_at_once(id: str) -> None:
+        Record.delete(record, id)
+        record.remove(id)
+
+    monkeypatch.setattr(record, "delete", delete_at_once)
+    body = {"action": "delete", "ids": [first, second], "confirm": True}
+    answer = client.post("/v1/experiments/bulk", json=body)
+    assert answer.status_code == 200
+    gone, queued = answer.json()["items"]
+    assert gone == {"id": first, "state": None, "problem": None}
+    assert (queued["state"], "is queued" in queued["problem"]) == ("queued", True)
+
+
 def test_what_a_person_wants_follows_from_the_state():
     wants = {state: intent_of(state) for state in EXPERIMENT_STATES}
     assert {state for state in wants if wants[state] == "pause"} == {"pausing", "paused"}

@@ -27,6 +27,8 @@ from eigensweep.service.process.serve import _require_a_token
 from eigensweep.service.record.errors import ConflictError, NotAllowedError, QuotaExceededError
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.sql import database
+from eigensweep.service.record.sql.rows import RowSession
+from eigensweep.service.record.sql.tables import Token
 from eigensweep.service.record.users import audit as audit_log
 from eigensweep.service.record.users.accounts import Accounts, Quotas
 from eigensweep.service.record.users.audit import Audit
@@ -125,6 +127,23 @@ class TestTokens:
         client.headers["Authorization"] = "Bearer ours"
         me = client.get("/v1/me").json()
         assert me == {"user": "operator", "scope": "admin", "token": "EIGENSWEEP_TOKEN"}
+
+    def test_one_made_while_its_user_is_removed_gives_nothing(self, each_url, monkeypatch):
+        accounts, removals = Accounts(each_url), list[threading.Thread]()
+        accounts.create_user("anna")
+        add = RowSession.add
+
+        def add_beside_a_removal(rows: RowSession, row: Any) -> None:
+            if isinstance(row, Token):
+                removals.append(threading.Thread(target=accounts.remove_user, args=["anna"]))
+                removals[0].start()
+                removals[0].join(0.5)
+            add(rows, row)
+
+        monkeypatch.setattr(RowSession, "add", add_beside_a_removal)
+        made = accounts.create_token("anna", "read", None)
+        removals[0].join()
+        assert accounts.find_token(made.token).problem == "this token was revoked"
 
     def test_a_removed_user_gets_no_new_ones_before_coming_back(self, accounts):
         accounts.create_token("anna", "read", None)
@@ -315,6 +334,8 @@ class TestQuotas:
         asked = {"action": "retry", "ids": [here]}
         (item,) = anna.post("/v1/experiments/bulk", json=asked).json()["items"]
         assert "not over" in item["problem"]
+        told = of("boss", "admin").get("/v1/audit?refused=true").json()["items"]
+        assert f"retry {here}: beyond a quota" in [entry["detail"] for entry in told]
 
     @pytest.mark.parametrize("no_number", [False, "3"])
     def test_what_is_no_number_is_no_quota(self, of, accounts, no_number):

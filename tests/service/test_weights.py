@@ -214,6 +214,15 @@ def test_the_command_writes_a_file(experiment, monkeypatch, tmp_path):
     assert set(found) == {"config", "seed", "step", "weights"}
 
 
+@pytest.mark.parametrize(("given", "name"), [("a/b", "a/b"), ("a/b/0", "a/b"), ("0", "0")])
+def test_the_command_takes_a_name_with_a_slash(experiment, monkeypatch, tmp_path, given, name):
+    asked = list[str]()
+    lent = nullcontext(SimpleNamespace(experiment=lambda id: asked.append(id) or experiment))
+    monkeypatch.setattr(frame, "Client", lambda _: lent)
+    said = CliRunner().invoke(cli.app, ["weights", given, "--out", str(tmp_path / "best.pt")])
+    assert (said.exit_code, asked) == (0, [name]), said.output
+
+
 def test_train_returns_the_network_of_its_best_point():
     result = train({**SPEC, "replicates": 1}, device="cpu")
     assert run(result.model).shape == (7, 3, 9)

@@ -16,6 +16,7 @@ from sweeps import COPYING, Bench, at, spec
 from test_store_markers import order_in
 from waiting import PATIENCE, wait_until
 
+from eigensweep.store import marks
 from eigensweep.store.checkpoints import Store
 from eigensweep.store.marks import leave_mark
 from eigensweep.store.places.store_watch import StoreWatch
@@ -24,6 +25,16 @@ from eigensweep.workers.driver.nodes import capacity
 from eigensweep.workers.driver.nodes.draining import LOOK_SECONDS, Draining
 
 RAY = str(Path(sys.executable).parent / "ray")
+
+
+def test_a_process_remembers_only_the_last_marks(tmp_path, monkeypatch):
+    monkeypatch.setattr(marks, "_SEEN", {})
+    monkeypatch.setattr(marks, "MOST_SEEN", 3)
+    looked_at = [leave_mark(tmp_path, "e1", number, 1) for number in range(5)]
+    for mark in looked_at:
+        assert not looked_at[0].exists()
+        assert not mark.exists()
+    assert list(marks._SEEN) == [looked_at[3], looked_at[0], looked_at[4]]
 
 
 def test_its_trials_are_told_to_leave_once_and_others_are_not(tmp_path):
@@ -35,15 +46,15 @@ def test_its_trials_are_told_to_leave_once_and_others_are_not(tmp_path):
         for n, (node, host) in enumerate((("n1", "node7"), ("n2", "node8")))
     ]
     draining.look(lambda: entries)
-    marks = [leave_mark(tmp_path, "e1", number, 1) for number in (0, 1)]
-    assert [mark.exists() for mark in marks] == [True, False]
+    left = [leave_mark(tmp_path, "e1", number, 1) for number in (0, 1)]
+    assert [mark.exists() for mark in left] == [True, False]
     (notice,) = draining.notices()
     assert notice.node == "node7"
     assert notice.words.startswith("a node drains until ")
     del entries[0]
     clock.now += LOOK_SECONDS
     draining.look(lambda: entries)
-    assert not marks[0].exists(), "it has left"
+    assert not left[0].exists(), "it has left"
     nodes.clear()
     clock.now += LOOK_SECONDS
     draining.look(lambda: entries)

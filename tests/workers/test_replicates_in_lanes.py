@@ -67,6 +67,18 @@ class TestReplicatesInLanes:
         to_the_end(AttemptInLanes(order(tmp_path / "paused", 2, reported=5, replicates=3), "cpu"))
         assert states(tmp_path / "paused") == states(tmp_path / "whole")
 
+    def test_a_pause_commits_one_that_has_left_its_lane(self, tmp_path):
+        attempt = AttemptInLanes(order(tmp_path, replicates=3), "cpu")
+        ahead = attempt.replicates[0]
+        ahead.training.run(4)  # so it comes to the rung of step 5 before the others
+        for replicate in attempt.replicates:
+            replicate.training.evaluate_every = 1  # it looks after each evaluation
+            replicate._is_paused = lambda: ahead.training.step == 5
+        assert attempt.advance().lost_by == "pause"
+        steps = [replicate.training.step for replicate in attempt.replicates]
+        assert steps == [5, 1, 1]
+        assert [Store(tmp_path).newest(f"e1/00003/{seed}").step for seed in SEEDS] == steps
+
 
 class TestWhichGain:
     def config(self, **fields):

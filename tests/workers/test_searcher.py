@@ -28,7 +28,7 @@ from eigensweep.workers.driver.nodes.losses import MOST_SHORTAGES
 from eigensweep.workers.driver.search.study import Draw
 from eigensweep.workers.driver.sweep import Job
 from eigensweep.workers.driver.tune.actor_events import MemoryShortageError
-from eigensweep.workers.driver.tune.searcher import Recorder
+from eigensweep.workers.driver.tune.searcher import OwnTrial, Recorder
 
 LR = {"low": 1e-5, "high": 1e-1, "log": True}
 GRID = {"optimizer.lr": [1e-2, 1e-3, 1e-4], "model.negative_fraction": [0.0, 0.5]}
@@ -864,3 +864,19 @@ def test_seeds_go_on_beside_a_diverged_one_without_a_scheduler(tmp_path, schedul
     order = Bench(tmp_path, content).next_order()
     assert order.seeds_go_on is go_on
     assert Order.from_dict(order.to_dict()) == order
+
+
+def test_the_loss_of_a_process_is_noted_without_a_disk():
+    nowhere = SimpleNamespace(
+        trial_dir_name=None,
+        experiment_driver_staging_path="/dev/null",
+        trial_driver_staging_path="/dev/null/00003-1",
+    )
+    trial = OwnTrial(
+        "e1", make_order(), trial_id="1", storage=nowhere, trial_dirname_creator=lambda _: "00003-1"
+    )
+    trial.init_local_path()
+    loss = RayActorError(error_msg="its node died")
+    trial.handle_error(loss)
+    assert trial.loss is loss
+    assert not trial.should_recover()

@@ -81,6 +81,15 @@ class TestAnAttempt:
             attempt.advance()
         assert disk_failure(error.value) is error.value
 
+    def test_is_lost_and_has_not_failed_where_the_marker_is_damaged(self, tmp_path, step):
+        store = Store(tmp_path)
+        marker = store_markers.write(store, "e1", own_parts())
+        store.files.write(f"e1/nonce-{marker}.json", b"\0" * 20)
+        told = step(order_in(tmp_path, marker=marker))
+        report = json.loads(told[REPORT])
+        assert (told[LOST], report["lost_by"]) == (True, "disk")
+        assert "which the driver left there, is no JSON" in report["lost"]
+
     def test_says_which_file_differs_from_the_drivers(self, tmp_path, step):
         parts = own_parts() | {"training/training.py": "other", "torch": "2.1.0"}
         marker = store_markers.write(Store(tmp_path), "e1", parts)
@@ -102,11 +111,14 @@ class TestTheDriver:
         with pytest.raises(StoreAwayError):
             store_markers.read(store, "e1", earlier)
 
-    def test_leaves_another_where_somebody_removed_it(self, tmp_path):
+    @pytest.mark.parametrize("is_damaged", [False, True])
+    def test_leaves_another_where_it_is_gone_or_damaged(self, tmp_path, is_damaged):
         store, clock = Store(tmp_path), Clock()
         left = StoreMarker(store, "e1", PARTS, StoreWatch("e1", clock), clock)
         first = left.refresh()
         shutil.rmtree(tmp_path / "e1")
+        if is_damaged:
+            store.files.write(f"e1/nonce-{first}.json", b"\0" * 20)
         clock.now += LOOK_SECONDS
         assert (second := left.refresh()) not in (None, first)
         assert store_markers.read(store, "e1", second) == PARTS

@@ -5,10 +5,12 @@ Whatever dies or comes late, one line of commits can be read.
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
 import os
 import pickle
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -34,11 +36,13 @@ from eigensweep.store.commits.head import StaleAttemptError
 from eigensweep.store.commits.kept_files import BEST
 from eigensweep.store.marks import cancel_mark, pause_mark
 from eigensweep.store.places.disk_use import measure_store
-from eigensweep.store.places.durable_files import StoreAwayError, disk_failure
+from eigensweep.store.places.durable_files import StorageError, StoreAwayError, disk_failure
 from eigensweep.store.places.files import is_url, open_files, try_out
+from eigensweep.store.places.folder_files import FolderFiles
 from eigensweep.store.places.object_files import ObjectFiles
 from eigensweep.store.places.store_watch import StoreWatch
 from eigensweep.store.upkeep import store_markers
+from eigensweep.store.upkeep.copies import copy_out
 from eigensweep.store.upkeep.thinning import thin_out
 from eigensweep.training.attempt import Attempt
 from eigensweep.workers.driver.deletion import remove
@@ -188,6 +192,61 @@ class TestEveryStore:
         store_markers.write(store, "e1", {})
         with pytest.raises(StoreAwayError, match="not the store of the driver"):
             store_markers.read(store, "e1", marker)
+
+
+class TestAFolder:
+    """What a folder alone may meet."""
+
+    @pytest.fixture
+    def store(self, tmp_path):
+        return Store(tmp_path / "store")
+
+    def test_is_removed_although_others_remove_files_of_it(self, store, monkeypatch):
+        for name in "abcd":
+            store.files.write(f"e1/{name}", b"")
+        unlink, removed = os.unlink, []
+
+        def come_second(path, **named):
+            unlink(path, **named)
+            if len(removed) < 2:
+                removed.append(path)
+                raise FileNotFoundError(path)
+
+        monkeypatch.setattr(os, "unlink", come_second)
+        store.files.remove_all("e1")
+        assert (store.files.names(""), len(removed)) == ([], 2)
+
+    def test_is_copied_although_a_commit_lets_a_file_go(self, store, tmp_path, monkeypatch):
+        store.begin(KEY, 1)
+        for step in (5, 10):
+            commit(store, 1, step)
+        fetch = FolderFiles.fetch
+
+        def commit_first(files, path, target):
+            if "step-000000005" in path:
+                commit(store, 1, 15)
+            fetch(files, path, target)
+
+        monkeypatch.setattr(FolderFiles, "fetch", commit_first)
+        (target := tmp_path / "copy" / KEY).mkdir(parents=True)
+        copy_out(store, KEY, target, 1)
+        copied = Store(tmp_path / "copy")
+        assert [c.step for c in copied.list_checkpoints(KEY)] == [15, 10]
+        assert copied.points(KEY) == store.points(KEY)
+
+    def test_that_cannot_be_copied_from_is_named(self, store, tmp_path, monkeypatch):
+        def fail(code):
+            def act(*_):
+                raise OSError(code, os.strerror(code))
+
+            return act
+
+        store.files.write("e1/a", b"")
+        monkeypatch.setattr(os, "link", fail(errno.EXDEV))
+        monkeypatch.setattr(shutil, "copyfile", fail(errno.ESTALE))
+        with pytest.raises(StorageError, match=r"cannot copy .*store/e1/a: ") as failed:
+            store.files.fetch("e1/a", tmp_path / "a")
+        assert disk_failure(failed.value) is failed.value
 
 
 class TestWhoComesLate:

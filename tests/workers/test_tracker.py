@@ -396,6 +396,18 @@ def test_only_what_passes_by_itself_is_tried_again(error, kind):
         _ask(fail_with(error))
 
 
+def test_a_refusal_that_passes_is_told_once_and_forgotten(tmp_path, runs, caplog):
+    tracker = make_tracker(tmp_path)
+    runs.flush_all = fail_with(MlflowRefusedError("a word"))
+    for _ in range(3):
+        assert not tracker._pass()
+    assert caplog.text.count("MLflow refuses the experiment: a word") == 1
+    assert "MLflow refuses the experiment" in tracker.find_refusal().words
+    del runs.flush_all
+    assert not tracker._pass()
+    assert tracker.find_refusal() is None
+
+
 class TestManyTrials:
     def make(self, folder: Path, count: int) -> tuple[FileLedger, Tracker]:
         """Return a tracker that has seen so many ended trials."""

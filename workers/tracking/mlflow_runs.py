@@ -89,6 +89,9 @@ TRANSIENT = frozenset(
 )
 """Errors of MLflow that may pass: it is starting or busy, or a proxy or a key is being renewed."""
 
+NOT_NOW: Final = frozenset({401, 408, 429})
+"""Statuses below 500 that do not tell whether a server knows the request for many runs."""
+
 FORBIDDEN = (PermissionError, FileNotFoundError, NotADirectoryError, IsADirectoryError)
 """Errors of a folder of artifacts that do not pass by themselves; a full disk may."""
 
@@ -179,8 +182,10 @@ class Runs:
         if self._is_ours is None:
             is_server = self._uri.startswith("http")
             answer = self._post(PATH, {"project": None, "runs": []}) if is_server else None
-            if answer is not None and answer.status >= 500:
+            if answer is not None and (answer.status in NOT_NOW or answer.status >= 500):
                 raise AwayError(f"MLflow answers with status {answer.status}")
+            if answer is not None and answer.status == 200:
+                _read_refused(answer)
             self._is_ours = answer is not None and answer.status == 200
         return self._is_ours
 
@@ -395,10 +400,12 @@ class Runs:
         content = {"project": self.project_id, "runs": [each.to_dict() for each in request]}
         answer = self._post(PATH, content)
         if answer.status == 200:
-            found: dict[str, str] = answer.content["refused"]
-            return found
+            return _read_refused(answer)
         words = f"status {answer.status}: {answer.content}"
-        raise MlflowRefusedError(words) if answer.status in (400, 404) else AwayError(words)
+        is_of_ours = isinstance(answer.content, dict)  # and no page of a proxy before it
+        if is_of_ours and answer.status in (400, 404):
+            raise MlflowRefusedError(words)
+        raise AwayError(words)
 
     def _flush_singly(self) -> dict[str, str]:
         with ThreadPoolExecutor(AT_ONCE, "delivery") as pool:
@@ -510,6 +517,18 @@ class Runs:
             self._params[run.info.run_id] = run.data.params
         if run.info.status not in ("RUNNING", "SCHEDULED"):
             self._over.add(run.info.run_id)
+
+
+def _read_refused(answer: MlflowAnswer) -> dict[str, str]:
+    """Return which runs a server of ours refuses, and why.
+
+    Raises:
+        AwayError: if something else has answered, such as the login page of a proxy.
+    """
+    found = answer.content.get("refused") if isinstance(answer.content, dict) else None
+    if not isinstance(found, dict):
+        raise AwayError(f"instead of MLflow something else answers: {answer.content}")
+    return found
 
 
 def _read_key(tags: Mapping[str, str]) -> Key | None:

@@ -69,6 +69,9 @@ LONGEST_WORDS: Final = 300
 REPORT: Final = "report"
 """Folder of an experiment's report among the artifacts of its run."""
 
+WHOLE: Final = "the experiment"
+"""The name of all that is delivered, in notices of what MLflow refuses."""
+
 STATUS = {"failed": "FAILED", "cancelled": "KILLED", "stalled": "KILLED"}
 """How a run ends in MLflow; FINISHED where nothing is said here."""
 
@@ -276,12 +279,14 @@ class Tracker:
             news = self._choose(all_of_them=end is not None or self._is_awaited)
             for first in range(0, len(news), AT_ONCE):
                 self._deliver(runs, parent, news[first : first + AT_ONCE])
+            self._refused.pop(WHOLE, None)  # it has passed
             if end is None:
                 return False
             self._end_experiment(runs, parent, end)
         except MlflowRefusedError as error:
-            logger.error("MLflow refuses the experiment, given up: %s", error)
-            self._refused["the experiment"] = str(error)
+            if self._refused.get(WHOLE) != str(error):  # each pass tries it again
+                logger.error("MLflow refuses %s: %s", WHOLE, error)
+            self._refused[WHOLE] = str(error)
             if end is None:
                 return False
         self._ledger.set_tracked()

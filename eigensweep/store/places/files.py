@@ -58,7 +58,8 @@ class Files(Protocol):
     def fetch(self, path: str, target: Path) -> None:
         """Make a file elsewhere with the same content; FileNotFoundError if there is none.
 
-        In a folder of the same disk it is a link: for files that are never written over.
+        In a folder of the same disk it is a link: for files that are never written over. One that
+        is there already is of an earlier call, and stays.
         """
 
     def refresh(self, folder: str) -> None:

@@ -20,6 +20,9 @@ from typing import IO, Final, NoReturn
 from eigensweep.store.places import durable_files
 from eigensweep.store.places.durable_files import StoreAwayError, make_folder
 
+MOST_TRIES: Final = 50
+"""How often the removal of a folder begins again because others remove files of it."""
+
 NO_LINKS: Final = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 """What a file system answers that knows no links."""
 
@@ -89,18 +92,25 @@ class FolderFiles:
             place.unlink(missing_ok=True)
 
     def remove_all(self, folder: str) -> None:
-        with suppress(FileNotFoundError), self._told("remove", folder) as place:
-            shutil.rmtree(place)
+        for _ in range(MOST_TRIES):
+            with suppress(FileNotFoundError), self._told("remove", folder) as place:
+                shutil.rmtree(place)  # ends where another process has removed a file meanwhile
+                return
+            if not place.exists():
+                return
+        raise StoreAwayError(f"others change {self.place}/{folder} all the time")
 
     def fetch(self, path: str, target: Path) -> None:
-        source = self._root / path
-        target.parent.mkdir(exist_ok=True)
-        try:
-            os.link(source, target)
-        except FileNotFoundError:
-            raise
-        except OSError:  # another file system, or one without links
-            shutil.copyfile(source, target)
+        with self._told("copy", path) as source:
+            target.parent.mkdir(exist_ok=True)
+            try:
+                os.link(source, target)
+            except FileExistsError:
+                pass
+            except FileNotFoundError:
+                raise
+            except OSError:  # another file system, or one without links
+                shutil.copyfile(source, target)
 
     def refresh(self, folder: str) -> None:
         """Make a file there and remove it: a network's file system looks at the folder then."""

@@ -26,8 +26,6 @@ def copy_out(store: Store, key: str, target: Path, attempt: int) -> None:
         for name in head.files:
             try:
                 store.files.fetch(f"{key}/{name}", target / name)
-            except FileExistsError:
-                pass
             except FileNotFoundError:
                 seen = False
         if seen or store.heads.read(key).number == head.number:

@@ -33,7 +33,7 @@ LOOK_SECONDS: Final = 5.0
 
 
 class NoMarkerError(StoreAwayError):
-    """The store answers, and does not hold the driver's marker."""
+    """The store answers, and does not hold the driver's marker, or not whole."""
 
 
 def write(store: Store, experiment: str, parts: Mapping[str, str]) -> str:
@@ -56,12 +56,17 @@ def read(store: Store, experiment: str, marker: str) -> dict[str, str]:
     """Return what a marker says: the parts of the driver's code.
 
     Raises:
-        NoMarkerError: if there is no such file, so the store is not the driver's.
+        NoMarkerError: if there is no such file, so the store is not the driver's; or if what is
+            there is not what was written.
         StorageError: if it cannot be read.
     """
     path = _file(experiment, marker)
     try:
         parts: dict[str, str] = json.loads(store.files.read(path))
+    except ValueError as error:
+        raise NoMarkerError(
+            f"{store.place} is damaged: {path}, which the driver left there, is no JSON ({error})"
+        ) from error
     except FileNotFoundError:
         raise NoMarkerError(
             f"{store.place} is not the store of the driver here: {path} is missing, which the "
@@ -76,7 +81,7 @@ def _file(experiment: str, marker: str) -> str:
 
 
 class StoreMarker:
-    """The driver's marker in the store, written again where somebody has removed it."""
+    """The driver's marker in the store, written again where it is gone or damaged."""
 
     def __init__(
         self,
@@ -106,8 +111,8 @@ class StoreMarker:
             try:
                 read(self._store, self._experiment, self._marker)
                 return self._marker
-            except NoMarkerError:
-                logger.warning("the store was emptied experiment=%s", self._experiment)
+            except NoMarkerError as error:
+                logger.warning("marking the store again experiment=%s: %s", self._experiment, error)
         return write(self._store, self._experiment, self._parts)
 
 

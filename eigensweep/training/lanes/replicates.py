@@ -75,9 +75,11 @@ class AttemptInLanes(Attempt):
                         else:
                             replicate.glance(partial(group.update, replicate.training))
             except Paused:
-                for replicate in behind:
+                for replicate in self.replicates:
                     if replicate.has_news:
-                        replicate.commit(partial(group.update, replicate.training))
+                        in_lane = replicate in behind
+                        update = partial(group.update, replicate.training) if in_lane else None
+                        replicate.commit(update)
                 raise
             finally:
                 group.close()

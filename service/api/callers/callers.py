@@ -6,7 +6,7 @@ it needs by a dependency: `READ`, `SUBMIT` or `ADMIN`, or a parameter of the typ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -127,13 +127,17 @@ def enter_deed(request: Request, audit: Audit, rows: RowSession, detail: str) ->
 
 
 def enter_bulk(
-    request: Request, audit: Audit, action: str, done: Sequence[str], refused: Sequence[str]
+    request: Request,
+    audit: Audit,
+    action: str,
+    done: Sequence[str],
+    refused: Mapping[str, Sequence[str]],
 ) -> None:
-    """Say in the audit log what was done to which experiments, and what was refused."""
+    """Say in the audit log what was done to which experiments, and which were refused, by why."""
     tell_audit(request, f"{action} {', '.join(done)}")
     request.state.is_entered = not done
-    if refused:
-        _enter(request, audit, f"{action} {', '.join(refused)}: of another user", refused=True)
+    for why, ids in refused.items():
+        _enter(request, audit, f"{action} {', '.join(ids)}: {why}", refused=True)
 
 
 def _enter(

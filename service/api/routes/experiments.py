@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from inspect import cleandoc
 from typing import Annotated, Any, Final, Literal
@@ -33,7 +34,6 @@ from eigensweep.service.record.errors import (
     NotFoundError,
     QuotaExceededError,
 )
-from eigensweep.service.record.record import Record
 from eigensweep.service.record.sql.rows import RowSession
 from eigensweep.service.settings import Settings
 from eigensweep.service.settings.webhook_rules import WebhookRefusedError, check_url
@@ -420,31 +420,25 @@ def act_in_bulk(
             expected="true",
             got=False,
         )
-    ids = list(dict.fromkeys(asked.ids))
-    items, refused = [], []
-    for id in ids:
+    items, refused = [], dict[str, list[str]]()
+    for id in dict.fromkeys(asked.ids):
+        state, problem = None, None
         try:
-            items.append(_act(service.record, caller, id, asked.action))
+            caller.require_owner(service.record.row(id).owner, f"experiment {id}")
+            getattr(service.record, asked.action)(id)
+        except (NotFoundError, ConflictError) as error:
+            problem = str(error)
         except NotAllowedError as error:
-            refused.append(id)
-            state = service.record.row(id).state
-            items.append(BulkItem(id=id, state=state, problem=str(error)))
+            problem = str(error)
+            is_quota = isinstance(error, QuotaExceededError)
+            refused.setdefault("beyond a quota" if is_quota else "of another user", []).append(id)
+        with suppress(NotFoundError):  # it may be removed by now
+            state = service.record.state(id)
+        items.append(BulkItem(id=id, state=state, problem=problem))
     done = [item.id for item in items if item.problem is None]
     callers.enter_bulk(request, service.audit, asked.action, done, refused)
     _wake(service)
     return BulkAnswer(items=items)
-
-
-def _act(record: Record, caller: callers.Caller, id: str, action: BulkAction) -> BulkItem:
-    try:
-        caller.require_owner(record.row(id).owner, f"experiment {id}")
-        getattr(record, action)(id)
-        problem = None
-    except NotFoundError as error:
-        return BulkItem(id=id, state=None, problem=str(error))
-    except ConflictError as error:
-        problem = str(error)
-    return BulkItem(id=id, state=record.row(id).state, problem=problem)
 
 
 def _wake(service: Service) -> None:

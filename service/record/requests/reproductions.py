@@ -237,7 +237,7 @@ class Reproductions:
         attempt = 0
         while True:
             row, _ = self.record.add(spec, f"reproduction-{digest(spec)}-{attempt}", owner)
-            if row.state not in ENDED - {"completed"}:
+            if row.state == "completed" or row.state not in ENDED | {"deleting"}:
                 return Posted(row.id)
             attempt += 1
 

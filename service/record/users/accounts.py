@@ -190,7 +190,7 @@ class Accounts(database.AtDatabase):
             created_at=now,
             expires_at=None if seconds is None else now + seconds,
         )
-        user = rows.get(User, user_name) or _make_user(rows, user_name)
+        user = rows.get(User, user_name, lock=True) or _make_user(rows, user_name)
         if user.removed_at is not None:
             raise ConflictError(
                 f"user '{user_name}' was removed; "
@@ -277,7 +277,7 @@ def _make_user(rows: RowSession, name: str) -> User:
 
 
 def _find_user(rows: RowSession, name: str) -> User:
-    user = rows.get(User, name)
+    user = rows.get(User, name, lock=True)
     if user is None:
         raise NotFoundError(f"there is no user '{name[:64]}'")
     return user

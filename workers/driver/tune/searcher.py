@@ -71,7 +71,7 @@ class OwnTrial(Trial):
     """A trial of Tune's loop that asks Ray for nothing but its process.
 
     Tune's own trial looks its class up in Ray's head five times, asks the process for values that
-    each of our reports has, and makes a folder that only an error needs.
+    each of our reports has, and makes a folder for files of errors.
     """
 
     report: Report
@@ -104,10 +104,12 @@ class OwnTrial(Trial):
         own.relative_logdir = own.storage.trial_dir_name = own.custom_dirname
 
     def handle_error(self, exc: Any = None) -> None:
-        """Keep an error, and write it to a file in the trial's folder."""
-        self.loss = exc  # Tune keeps its words only
-        super().init_local_path()  # type: ignore[no-untyped-call]
-        super().handle_error(exc)
+        """Keep an error.
+
+        Tune would write it to files that nobody reads. With a full disk the driver would die of it.
+        """
+        self.loss = exc
+        self.run_metadata.num_failures += 1
 
 
 class ExperimentSearch(SearchAlgorithm):
