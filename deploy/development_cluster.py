@@ -36,9 +36,10 @@ from platformdirs import user_data_path
 from eigensweep.client import Client, RefusedError
 from eigensweep.client.answers.tables import Table
 from eigensweep.command.frame import FAILURE, INTERRUPTED, Call, command
+from eigensweep.common import guard
 from eigensweep.common.private_folders import UnsafeFolderError, keep_secret, make_private
 from eigensweep.search_spaces.labels import say_count
-from eigensweep.service.process import guard, mlflow_app
+from eigensweep.service.process import mlflow_app
 from eigensweep.service.process.locking import hold_alone
 from eigensweep.service.process.ports import find_free_port
 from eigensweep.service.settings import StartError

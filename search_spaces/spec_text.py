@@ -107,13 +107,17 @@ def _is_tab(text: str, line: int, column: int) -> bool:
     return line < len(lines) and "\t" in lines[line][: column + 1]
 
 
-def refuse_double_keys(text: str) -> None:
-    """Raise TextError if a key stands twice in one object of a JSON text, where the last would win.
+def check_json(text: str) -> None:
+    """Raise TextError for a JSON text with a key twice in an object, where the last would win.
 
-    What is not JSON passes: who reads the text says so.
+    So it does for one that is too deep, or has a whole number that is too long. What is not JSON
+    passes: who reads the text says so.
     """
-    with contextlib.suppress(json.JSONDecodeError, RecursionError):
-        json.loads(text, parse_int=str, object_pairs_hook=_read_object)
+    try:
+        with contextlib.suppress(json.JSONDecodeError):
+            json.loads(text, parse_int=_read_integer, object_pairs_hook=_read_object)
+    except RecursionError:
+        raise TextError(f"it is nested more than {DEEPEST} deep") from None
 
 
 def _read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -98,7 +98,9 @@ class Client(Connection):
         if name == "last":
             found = self.experiments(1)
             if not found:
-                raise InputError("'last' is the newest experiment, and there is none yet")
+                raise InputError(
+                    "'last' is the newest experiment that is not archived, and there is none yet"
+                )
         else:
             found = [each for each in self.experiments(NEWEST) if each["id"].startswith(name)]
             found += [each for each in self.experiments(name=name) if each["name"] == name]
@@ -109,6 +111,15 @@ class Client(Connection):
                 "give more of the id"
             )
         return str(ids[0]) if ids else name
+
+    def _find_subject(self, name: str) -> str:
+        """Return `id`, `id/arm` or `id/number`; for the experiment see `find_id`."""
+        experiment, slash, part = name.partition("/")
+        found = self.find_id(experiment)
+        if slash and not IS_ID.fullmatch(found):  # an experiment's name may have a slash
+            experiment, slash, part = name.rpartition("/")
+            found = self.find_id(experiment)
+        return f"{found}{slash}{part}" if IS_ID.fullmatch(found) else self.find_id(name)
 
     def fork(self, experiment_id: str, /, **settings: Any) -> Experiment:
         """Post the spec of an experiment again, with the fields in `settings` replaced.
@@ -160,7 +171,7 @@ class Client(Connection):
         """
         body = {
             "keep": keep,
-            "experiments": list(experiment_ids) or None,
+            "experiments": [self.find_id(each) for each in experiment_ids] or None,
             "older_than_days": older_than_days,
             "dry_run": dry_run,
         }
@@ -182,13 +193,16 @@ class Client(Connection):
     ) -> Answer:
         """Compare trials (`id/number`), arms (`id/arm`) or experiments (`id`) seed by seed.
 
+        In place of an id, `find_id` says what else names an experiment: `last/scornn`.
+
         `compare("1m7xnz0qe2nqc/scornn", "1m7xnz0qe2nqc/lstm")["pairs"][0]["test"]["words"]`.
         With `smallest`, the smallest difference of interest, sides may also be equivalent.
 
         Raises:
             RefusedError: if there is no such trial or metric; the message says why.
         """
-        found = self.get("/v1/compare", of=list(names), metric=metric, smallest=smallest)
+        sides = [self._find_subject(name) for name in names]
+        found = self.get("/v1/compare", of=sides, metric=metric, smallest=smallest)
         return Answer(found, describe_comparison)
 
     def compare_effort(self, *names: str, metric: str | None = None) -> Answer:
@@ -200,7 +214,8 @@ class Client(Connection):
         Raises:
             RefusedError: if there is no such arm or metric; the message says why.
         """
-        found = self.get("/v1/compare/effort", of=list(names), metric=metric)
+        sides = [self._find_subject(name) for name in names]
+        found = self.get("/v1/compare/effort", of=sides, metric=metric)
         return Answer(found, describe_effort)
 
     def analyse(
@@ -219,6 +234,8 @@ class Client(Connection):
         Raises:
             RefusedError: if it cannot be done; the message says why.
         """
+        if experiment is not None:
+            experiment = self.find_id(experiment)
         body = {"name": name, "experiment": experiment, "trial": trial, "options": options}
         return Analysis(self, self.post(Analysis.listing_path, body))
 

@@ -48,7 +48,7 @@ def prune(
     experiment: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="ID",
+            metavar="EXPERIMENT",
             help="An experiment; repeatable. Default: all that are over, and yours unless you "
             "are an admin.",
         ),

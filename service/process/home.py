@@ -19,9 +19,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from eigensweep.common import guard
 from eigensweep.common.private_folders import UnsafeFolderError, make_private, require_own
 from eigensweep.service.counters import RESTARTS
-from eigensweep.service.process import guard
 from eigensweep.service.settings import StartError
 
 logger = logging.getLogger(__name__)

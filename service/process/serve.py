@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from eigensweep.service.api.parts import Service
-    from eigensweep.service.process.cluster_process import ClusterProcess
+    from eigensweep.service.queue.cluster_process import ClusterProcess
     from eigensweep.service.queue.dispatcher import Dispatcher
     from eigensweep.service.queue.jobs import JobRunner
     from eigensweep.service.record.leadership import Leadership
@@ -529,7 +529,7 @@ def _find_memory() -> int:
 
 @contextmanager
 def _run_cluster(settings: Settings, dispatcher: Dispatcher, mark: str) -> Iterator[ClusterProcess]:
-    from eigensweep.service.process.cluster_process import ClusterProcess
+    from eigensweep.service.queue.cluster_process import ClusterProcess
     from eigensweep.service.record.ledger import RecordLedger
     from eigensweep.workers.cluster.drivers import Drivers
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from eigensweep.service.queue.dispatcher import LauncherAwayError
+from eigensweep.service.queue.cluster_process import LauncherAwayError
 from eigensweep.service.queue.jobs import Handler, NotDoneError
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.sql.tables import JobKind, JobRow

@@ -12,18 +12,18 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import Final
 
 from sqlalchemy import Row
 from sqlalchemy.exc import SQLAlchemyError
 
 from eigensweep.common import logs, traces
-from eigensweep.protocol.ledger import Ledger
-from eigensweep.protocol.messages import DriverOptions, SpecJson
+from eigensweep.protocol.messages import DriverOptions
 from eigensweep.protocol.shares import Capacity
 from eigensweep.protocol.states import DRIVEN, ENDED
 from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.service.counters import RESTARTS
+from eigensweep.service.queue.cluster_process import ClusterProcess, LauncherAwayError
 from eigensweep.service.record.errors import NotLeadingError
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
@@ -58,42 +58,6 @@ INNOCENT: Final = ("superseded", "memory", "store", "unseen")
 the lead meanwhile."""
 DELIVERY_PAUSE: Final = 5.0
 """Shortest pause, in seconds, before MLflow is tried again."""
-
-
-class LauncherAwayError(RuntimeError):
-    """What starts drivers is away; it may come back."""
-
-
-class Launcher(Protocol):
-    """Starts drivers in processes of their own and finds them again.
-
-    `launch` and `find` raise LauncherAwayError while it is away.
-    """
-
-    @property
-    def problem(self) -> str | None:
-        """Why no driver can be started or found now; None: all is well."""
-
-    def launch(
-        self,
-        experiment_id: str,
-        spec: SpecJson,
-        ledger: Ledger,
-        options: DriverOptions,
-    ) -> DriverProcess:
-        """Start a driver for an experiment; return at once."""
-
-    def find(self, experiment_id: str) -> DriverProcess | None:
-        """Return the driver of an experiment that an earlier service started, if it still works."""
-
-    def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Capacity | None:
-        """Return how many trials with these resources can run at once, or why none can.
-
-        Requests wait for it, so it asks nobody. None while nothing is known, as below.
-        """
-
-    def list_nodes(self) -> list[Node] | None:
-        """Return the nodes that trials run on, as they were last seen. It asks nobody, too."""
 
 
 @dataclass
@@ -144,7 +108,8 @@ class Dispatcher:
     clock: Callable[[], float] = time.monotonic
     find_mlflow_problem: Callable[[], str | None] = lambda: None
     """Says why MLflow takes nothing now; None: it answers."""
-    launcher: Launcher | None = None
+    launcher: ClusterProcess | None = None
+    """Starts drivers and finds them again; None before `start`."""
     options: DriverOptions | None = None
     """What every driver is told; None before `start`."""
     problem: str | None = "drivers cannot be started yet: Ray is starting"
@@ -205,7 +170,7 @@ class Dispatcher:
             raise LauncherAwayError("drivers cannot be found now")
         return self.launcher.find(id)
 
-    def start(self, launcher: Launcher, options: DriverOptions) -> None:
+    def start(self, launcher: ClusterProcess, options: DriverOptions) -> None:
         """Begin to serve the queue, in a thread, with drivers started by `launcher`."""
         self.launcher, self.options = launcher, options
         self.problem = None

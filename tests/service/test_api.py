@@ -344,7 +344,8 @@ class TestRefusals:
             (b"{", "application/json", 422),
             (b"[1]", "application/json", 422),
             (b"", "application/json", 422),
-            (b"[" * 100_000, "application/json", 400),
+            (b"[" * 100_000, "application/json", 422),
+            (b"9" * 10_000, "application/json", 422),
             (b"\xff\xfe", "application/json", 422),
             (b'{"name": "\xff"}', "application/json", 422),
         ],
@@ -355,6 +356,35 @@ class TestRefusals:
         assert answer.status_code == status, answer.text
         assert answer.headers["Content-Type"] == "application/problem+json"
         assert answer.json()["detail"]
+
+    @pytest.mark.parametrize(
+        ("body", "words"),
+        [
+            (b"[" * 100_000, "it is nested more than 100 deep"),
+            (b'{"seed": ' + b"9" * 5000 + b"}", "a whole number has at most 300 digits; got 5000"),
+            (b'{"name": "\xff"}', "the body is not text in utf-8: byte 0xff at 10"),
+            (b'"copying"', "the body should be an object with named fields; got 'copying'"),
+            (b"null", "the body should be an object with named fields; got null"),
+        ],
+    )
+    def test_a_body_that_is_no_spec_says_what_it_is(self, client, body, words):
+        headers = {"Content-Type": "application/json"}
+        answer = client.post("/v1/experiments", content=body, headers=headers)
+        assert answer.json()["detail"] == words
+
+    @pytest.mark.parametrize(
+        ("query", "words"),
+        [
+            ("experiments?limit=0", "'limit' should be greater than or equal to 1; got '0'"),
+            ("experiments?stat=running", "did you mean 'state'?"),
+            ("usage?user=anna", "there is no parameter 'user' here, and no other one"),
+            ("compare?of=a", "'of' should be 2 to 20 names; one alone cannot be compared"),
+        ],
+    )
+    def test_a_wrong_parameter_is_named_with_what_works(self, client, query, words):
+        answer = client.get(f"/v1/{query}")
+        assert answer.status_code == 422
+        assert words in answer.json()["detail"]
 
     @pytest.mark.parametrize(
         ("method", "path", "status", "words"),

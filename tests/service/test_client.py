@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 from helpers.waiting import PATIENCE
@@ -178,6 +179,16 @@ def test_the_last_experiment_of_none_is_told_in_words(stub: Stub, client: Client
     stub.answers["/v1/experiments"] = [as_json(200, {"items": [], "next_cursor": None})]
     with pytest.raises(InputError, match="there is none yet"):
         client.find_id("last")
+
+
+def test_sides_of_a_comparison_are_named_like_experiments(stub: Stub, client: Client) -> None:
+    newest = {"id": "1m8bxmdwjhy85", "name": "my/sweep"}
+    stub.answers["/v1/experiments"] = [as_json(200, {"items": [newest], "next_cursor": None})]
+    stub.answers["/v1/compare"] = [as_json(200, {})]
+    client.compare("last/scornn", "1m8b/3", "my/sweep", "my/sweep/lstm", "1m7xnz0qe2nqc/4")
+    query = parse_qs(stub.heard[-1][0].partition("?")[2])
+    sides = [f"1m8bxmdwjhy85{part}" for part in ("/scornn", "/3", "", "/lstm")]
+    assert query["of"] == [*sides, "1m7xnz0qe2nqc/4"]
 
 
 def test_a_submission_carries_the_token_and_a_key_of_its_own(stub: Stub, client: Client) -> None:

@@ -15,9 +15,8 @@ import ray
 from waiting import wait_until
 
 from eigensweep.protocol.messages import DriverOptions
-from eigensweep.service.process import cluster_process
-from eigensweep.service.process.cluster_process import ClusterProcess
-from eigensweep.service.queue.dispatcher import LauncherAwayError
+from eigensweep.service.queue import cluster_process
+from eigensweep.service.queue.cluster_process import ClusterProcess, LauncherAwayError
 from eigensweep.service.settings import StartError
 from eigensweep.workers.cluster import ray_cluster, served
 from eigensweep.workers.cluster.drivers import DriverProcess

@@ -35,7 +35,7 @@ from filelock import FileLock
 from helpers.waiting import wait_until
 from typer.testing import CliRunner
 
-from eigensweep.service.process import guard
+from eigensweep.common import guard
 
 pytestmark = pytest.mark.usefixtures("_no_environment")
 ONE_NODE = Plan(nodes=1, cpus=1, postgresql=False)

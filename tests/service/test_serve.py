@@ -25,7 +25,8 @@ import pytest
 from helpers.waiting import PATIENCE, wait_until
 from sqlalchemy.exc import OperationalError
 
-from eigensweep.service.process import guard, home, ports, serve
+from eigensweep.common import guard
+from eigensweep.service.process import home, ports, serve
 from eigensweep.service.settings import StartError
 
 LONG = {"training/steps": 1_000_000, "task/valid_size": 8, "task/test_size": 8}

@@ -15,8 +15,8 @@ from waiting import wait_until
 
 from eigensweep.protocol.messages import DriverOptions
 from eigensweep.service.api.app import create_app
-from eigensweep.service.process import cluster_process
-from eigensweep.service.process.cluster_process import ClusterProcess
+from eigensweep.service.queue import cluster_process
+from eigensweep.service.queue.cluster_process import ClusterProcess
 from eigensweep.service.queue.dispatcher import Dispatcher
 from eigensweep.workers import ray_nodes
 

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 PLUGINS = ROOT / "tests/plugins"
 
 PARTS = {
-    "guard": "process/guard.py",
+    "guard": "common/guard.py",
     "driver": "eigensweep::Driver",
     "zygote": "process.zygote ",
     "trial": "ray::Trial",

@@ -15,7 +15,7 @@ from development_cluster import find_programs
 from helpers.waiting import PATIENCE, wait_until
 
 from eigensweep.client import Client, Experiment
-from eigensweep.service.process import guard
+from eigensweep.common import guard
 
 ROOT = Path(__file__).parents[2]
 SPEC = {

@@ -103,10 +103,9 @@ class Server:
     def serve(self) -> None:
         """Serve until the end of Ray's node, or until nobody has asked for long."""
         asked_at = time.monotonic()
-        others = [self._listener, self._end_of_ray]
         while self._lifelines or time.monotonic() < asked_at + IDLE_SECONDS:
             ends, lifelines = self._lifelines.keys(), self._lifelines.values()
-            ready = wait([*others, *ends, *lifelines], IDLE_SECONDS)
+            ready = wait([self._listener, self._end_of_ray, *ends, *lifelines], IDLE_SECONDS)
             if self._end_of_ray in ready:
                 return
             if ready:

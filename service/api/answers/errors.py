@@ -26,6 +26,8 @@ from eigensweep.search_spaces.errors import (
     SpecError,
     UnknownPresetError,
     UnknownSuiteError,
+    did_you_mean,
+    end_of_sentence,
     shorten,
 )
 from eigensweep.service.api.answers.writers import BusyError
@@ -245,16 +247,26 @@ def _describe(error: Mapping[str, Any]) -> ProblemItem:
         )
         return ProblemItem(path="", message=message, expected="JSON")
     if kind == "extra_forbidden":
-        return ProblemItem(path=path, message=f"there is no parameter '{shorten(path)}' here")
+        known: list[str] | None = context.get("available")
+        message = f"there is no parameter '{shorten(path)}' here"
+        if known is not None:
+            message += f"; there are {', '.join(known)}" if known else ", and no other one"
+            message += did_you_mean(path, known)
+        return ProblemItem(path=path, message=message, available=known)
     if kind == "missing" and path:
         return ProblemItem(path=path, message=f"'{shorten(path)}' is missing")
     if kind == "missing" and place[0] == "body":
-        return ProblemItem(path="", message="the body is empty", expected="JSON")
+        return ProblemItem(path="", message="the body is empty", expected="JSON or YAML")
     if kind == "model_attributes_type":
         error = {**error, "msg": "should be an object with named fields"}
-    wish = str(error["msg"]).removeprefix("Value error, ").removeprefix("Input ")
-    got = shorten(error.get("input"))
-    return ProblemItem(path=path, message=f"{wish}; got {got!r}", expected=wish, got=got)
+    wish, given = end_of_sentence(str(error["msg"])), error.get("input")
+    names = [part for part in place[1:] if isinstance(part, str)]
+    about = f"'{shorten(names[-1])}'" if names else "the body"
+    got = shorten(given)
+    words = f"{about} {wish}" if wish.startswith("should ") else wish
+    if not isinstance(given, dict | list):  # which `wish` describes
+        words += f"; got {json.dumps(got, ensure_ascii=False) if given is None else repr(got)}"
+    return ProblemItem(path=path, message=words, expected=wish, got=got)
 
 
 def _summarise(found: Sequence[ProblemItem]) -> str:

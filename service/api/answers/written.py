@@ -10,7 +10,10 @@ from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any
 
-from fastapi import Response
+from fastapi import Depends, Request, Response
+from fastapi.dependencies.utils import get_flat_params
+from fastapi.exceptions import RequestValidationError
+from fastapi.params import Header, Path
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
@@ -22,10 +25,12 @@ class DescribedRoute(APIRoute):
     """A route whose page lists the errors that follow from its method, path and parameters.
 
     `responses` names all others. What every route with a caller can answer comes from the router.
+    A parameter that the route does not have is refused: it may be a filter with a slip in its name.
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
-        super().__init__(path, endpoint, **options)
+        checks = [*(options.pop("dependencies", None) or ()), Depends(self._refuse_unknown)]
+        super().__init__(path, endpoint, dependencies=checks, **options)
         has_body, has_place = "POST" in (self.methods or ()), "{" in path
         statuses = [400, 413, 415] if has_body else []
         if has_place:
@@ -33,6 +38,15 @@ class DescribedRoute(APIRoute):
         if has_body or has_place or self.dependant.query_params:
             statuses.append(422)
         self.responses = describe_errors(*statuses) | self.responses
+
+    async def _refuse_unknown(self, request: Request) -> None:
+        """Raise RequestValidationError for parameters of a query that this route does not have."""
+        fields = get_flat_params(self.dependant)
+        known = [f.alias for f in fields if not isinstance(f.field_info, Path | Header)]
+        problem = {"type": "extra_forbidden", "msg": "unknown", "ctx": {"available": known}}
+        found = [name for name in request.query_params if name not in known]
+        if found:
+            raise RequestValidationError([problem | {"loc": ("query", name)} for name in found])
 
 
 class ServiceRoute(DescribedRoute):

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from eigensweep.search_spaces.spec_text import TextError, read_text, refuse_double_keys
+from eigensweep.search_spaces.spec_text import TextError, check_json, read_text
 from eigensweep.service.api.answers.errors import ProblemItem, answer_error, problem
 from eigensweep.service.api.callers.callers import READING, FindScope, require, tell_audit
 from eigensweep.service.record.errors import ScopeError
@@ -121,16 +121,14 @@ class BodyLimits:
             try:
                 body = json.dumps(read_text(body.decode())).encode()
             except (TextError, UnicodeDecodeError) as error:
-                return _refuse(str(error), "YAML in UTF-8")
+                return _refuse(error, "YAML in UTF-8")
             changed = MutableHeaders(scope=scope)
             changed["content-type"], changed["content-length"] = JSON, str(len(body))
         elif body and kind == JSON:
             try:
-                refuse_double_keys(body.decode())
-            except UnicodeDecodeError as error:
-                return _refuse(str(error), "JSON in UTF-8")
-            except TextError as error:
-                return _refuse(error.reason, "each key once")
+                check_json(body.decode())
+            except (TextError, UnicodeDecodeError) as error:
+                return _refuse(error, "JSON in UTF-8, with each key once")
         elif body:
             words = f"send the header 'Content-Type: {JSON}' or '{YAML}'; got '{kind[:80]}'"
             return problem(415, words)
@@ -158,7 +156,13 @@ class BodyLimits:
         return b"".join(pieces) if size <= self._largest else None
 
 
-def _refuse(words: str, expected: str) -> Response:
+def _refuse(error: TextError | UnicodeDecodeError, expected: str) -> Response:
+    words = str(error)
+    if isinstance(error, UnicodeDecodeError):
+        code, place = error.object[error.start], error.start
+        words = f"the body is not text in utf-8: byte {code:#x} at {place}"
+    elif expected.startswith("JSON"):
+        words = error.reason
     return problem(422, words, [ProblemItem(path="", message=words, expected=expected)])
 
 

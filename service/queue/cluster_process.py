@@ -21,13 +21,12 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
+from eigensweep.common import guard
 from eigensweep.protocol.ledger import Ledger
 from eigensweep.protocol.messages import DriverOptions, SpecJson
 from eigensweep.protocol.shares import Capacity
 from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.service.counters import RESTARTS
-from eigensweep.service.process import guard
-from eigensweep.service.queue.dispatcher import LauncherAwayError
 from eigensweep.service.settings import StartError
 from eigensweep.workers.cluster.drivers import DriverProcess, Drivers
 from eigensweep.workers.cluster.nodes import ClusterSnapshot, Node, RayPlace
@@ -55,6 +54,10 @@ LONGEST_PAUSE: Final = 8.0
 """Seconds between two starts, at most."""
 GONE: Final = "its driver ended, which an earlier service had started"
 """Why nobody knows how a driver ended."""
+
+
+class LauncherAwayError(RuntimeError):
+    """What starts drivers is away; it may come back."""
 
 
 @dataclass
