@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from eigensweep.protocol.ledger import SupersededError
-from eigensweep.store.places.durable_files import StoreAwayError
+from eigensweep.store.places.durable_files import DISK_ERRORS, StoreAwayError
 
 Cause = Literal["failure", "memory", "store", "unseen", "superseded"]
-"""What ended a process: what it did (`failure`), a machine without memory, a store that was away,
-something that nobody saw, or a successor's arrival."""
+"""What ended a process: what it did (`failure`), a machine without memory, a store that was away or
+a disk that was full or broken (`store`), something that nobody saw, or a successor's arrival."""
 
 LONGEST_SUMMARY = 400
 """Characters of the line in which Ray says how much memory was taken."""
@@ -35,18 +35,29 @@ def explain(error: BaseException) -> Death:
 
     >>> explain(ValueError("a bug")).cause
     'failure'
-    >>> explain(StoreAwayError("cannot list s3://lab/x")).cause
-    'store'
+    >>> import errno
+    >>> away = StoreAwayError("cannot list s3://lab/x")
+    >>> [explain(each).cause for each in (away, OSError(errno.ENOSPC, "No space left on device"))]
+    ['store', 'store']
+    >>> of_tune = RuntimeError("Tune's own words")
+    >>> of_tune.__cause__ = MemoryError()
+    >>> explain(of_tune).cause
+    'memory'
     """
     chain = list(_chain(error))
     for each in chain:
         if isinstance(each, SupersededError):
             return Death(str(each), "superseded")
     words = "".join(traceback.format_exception(error))
-    if isinstance(error, MemoryError):
+    if any(isinstance(each, MemoryError) for each in chain):
         return Death(words, "memory")
-    is_store = any(isinstance(each, StoreAwayError) for each in chain)
-    return Death(words, "store" if is_store else "failure")
+    return Death(words, "store" if any(map(_is_of_the_store, chain)) else "failure")
+
+
+def _is_of_the_store(error: BaseException) -> bool:
+    """Tell whether the store was away, or a disk is full, broken or gone."""
+    is_of_a_disk = isinstance(error, OSError) and error.errno in DISK_ERRORS
+    return is_of_a_disk or isinstance(error, StoreAwayError)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
