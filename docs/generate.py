@@ -85,7 +85,7 @@ def name_argument(parameter: Any) -> str:
 def name_option(parameter: Any) -> str:
     """Return an option with what it takes."""
     value = "" if parameter.is_flag else f" {parameter.metavar or parameter.name.upper()}"
-    return parameter.opts[0] + value
+    return "/".join(parameter.opts[:1] + parameter.secondary_opts) + value
 
 
 def describe_option(parameter: Any) -> str:

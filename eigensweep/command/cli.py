@@ -255,7 +255,9 @@ def trials(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Write all trials to this file: .csv or .parquet, by its name."
+            metavar="FILE",
+            help="Write all trials to this file, by its name: .csv, .parquet, .tex (a table for a "
+            "paper) or .journal (a study of Optuna's).",
         ),
     ] = None,
 ) -> None:

@@ -147,6 +147,18 @@ class TestExperiment:
         ledger.end("completed")
         assert "Cancel" not in read(client, f"/experiments/{ledger.experiment_id}")
 
+    @pytest.mark.parametrize(
+        ("state", "heading"),
+        [("cancelled", "Why it was cancelled"), ("failed", "What went wrong")],
+    )
+    def test_who_cancels_is_not_told_that_something_went_wrong(
+        self, client, ledger, state, heading
+    ):
+        ledger.end(state, "because of this")
+        words = read(client, f"/experiments/{ledger.experiment_id}")
+        assert f"{heading} because of this" in words
+        assert words.count("What went wrong") == (state == "failed")
+
     def test_the_list_of_trials_is_filtered_sorted_and_paged(self, client, ledger):
         here = f"/experiments/{ledger.experiment_id}/trials"
         order = re.findall(r"/trials/(\d+)\"", client.get(here).text)
