@@ -36,7 +36,7 @@ def listen(host: str, port: int, may_move: bool) -> socket.socket:
         raise StartError(f"cannot listen on {host}: {error}") from error
     tried = f"ports {port} to {last}" if may_move else f"port {port}"
     raise StartError(
-        f"cannot listen on {host}: {tried} taken, or not for this user; set another EIGENSWEEP_PORT "
+        f"cannot listen on {host}: {tried} taken, or not allowed; set another EIGENSWEEP_PORT "
         "or, for MLflow's server, EIGENSWEEP_MLFLOW_PORT"
     )
 
