@@ -35,7 +35,10 @@ def listen(host: str, port: int, may_move: bool) -> socket.socket:
     except OSError as error:
         raise StartError(f"cannot listen on {host}: {error}") from error
     tried = f"ports {port} to {last}" if may_move else f"port {port}"
-    raise StartError(f"cannot listen on {host}: {tried} taken; set another port")
+    raise StartError(
+        f"cannot listen on {host}: {tried} taken, or not allowed; set another EIGENSWEEP_PORT "
+        "or, for MLflow's server, EIGENSWEEP_MLFLOW_PORT"
+    )
 
 
 def find_free_port(host: str, port: int, may_move: bool) -> int:

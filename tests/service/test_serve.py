@@ -270,8 +270,10 @@ class TestRefusals:
     def test_a_port_that_was_asked_for_and_is_taken(self):
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
-            with pytest.raises(StartError, match=str(port)):
+            with pytest.raises(StartError, match=str(port)) as refused:
                 ports.listen("127.0.0.1", port, may_move=False)
+            for name in ("EIGENSWEEP_PORT", "EIGENSWEEP_MLFLOW_PORT"):
+                assert name in str(refused.value)
             with ports.listen("127.0.0.1", port, may_move=True) as moved:
                 assert moved.getsockname()[1] > port
 
