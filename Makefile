@@ -44,7 +44,6 @@ QUICK := not slow and not gpu
 TIDY := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
 test: setup  ## lint, and run the tests that need no GPU and are not slow
-	@$(BIN)/python .ci/compile.py || true  # only saves time: it uses what pytest may rename
 	@echo 'Two things run side by side; what each of them says comes at its end, after some minutes'
 	@$(MAKE) --no-print-directory --jobs 2 $(TIDY) test-without-ray lint test-with-ray
 
