@@ -118,7 +118,7 @@ class TestQueue:
         ids = [add(record, spec(name=f"e{p}", priority=p)) for p in (0, 5, 0, 5)]
         assert record.list_queued(3) == [ids[1], ids[3], ids[0]]
 
-    def test_a_key_whose_experiment_is_removed_at_that_moment_is_free(
+    def test_a_key_of_an_experiment_removed_at_that_moment_is_free(
         self, postgresql_url, spec, monkeypatch
     ):
         record = Record(postgresql_url)

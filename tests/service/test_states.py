@@ -314,7 +314,7 @@ def test_several_are_acted_on_at_once_whatever_is_refused(
     assert client.post("/v1/experiments/bulk", json={**body, "ids": []}).status_code == 422
 
 
-def test_what_is_gone_before_the_answer_leaves_the_others_of_a_bulk_be(
+def test_what_is_gone_meanwhile_leaves_others_of_a_bulk_be(
     client: TestClient, record: Record, spec: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = (record.add(ExperimentSpec.model_validate(spec()))[0].id for _ in range(2))
