@@ -70,6 +70,18 @@ def test_each_outcome_is_what_optuna_calls_it(tmp_path):
     assert study.best_trial.number == 0
 
 
+def test_an_export_logs_nothing_in_the_form_of_optuna(tmp_path, caplog):
+    bench = Bench(tmp_path, spec({"method": "random", "trials": 1, "space": {"optimizer.lr": LR}}))
+    end(bench, "completed")
+    optuna.logging.set_verbosity(optuna.logging.INFO)
+    optuna.logging.get_logger("optuna").addHandler(caplog.handler)
+    try:
+        assert export_study("e1", bench.spec, bench.ledger.load(), {})
+    finally:
+        optuna.logging.get_logger("optuna").removeHandler(caplog.handler)
+    assert caplog.records == []
+
+
 def test_arms_are_attributes_and_unlike_parameters_are_named(tmp_path):
     search = {"method": "tpe", "trials": 12, "space": {"optimizer.lr": LR}}
     bench = Bench(tmp_path, spec(search, arms=ARMS, objective={"metric": "accuracy"}))

@@ -47,6 +47,7 @@ def export_study(
     reports are intermediate values, where there is one objective. A parameter that is not the same
     in all arms has the arm's name before its own. Points that no config accepts are left out.
     """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # its lines are not in the service's form
     lines, goals = _Lines(), spec.goals()
     study = optuna.create_study(
         study_name=f"{spec.name} ({experiment})",
