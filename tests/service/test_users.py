@@ -228,6 +228,14 @@ class TestOwners:
         ]
         assert sorted(told) == [(False, True, False), (True, False, True), (True, False, True)]
 
+    def test_the_audit_log_names_all_that_was_asked_for_in_bulk(self, of, spec):
+        anna, boss = of("anna"), of("boss", "admin")
+        own = [post(anna, spec()) for _ in range(40)]
+        anna.post("/v1/experiments/bulk", json={"action": "cancel", "ids": own})
+        newest = boss.get("/v1/audit").json()["items"][0]
+        assert newest["action"] == "POST /v1/experiments/bulk"
+        assert [id for id in own if id not in newest["detail"]] == []
+
     def test_a_key_of_one_user_is_not_that_of_another(self, of, spec, record):
         anna, bob = of("anna"), of("bob")
         first = post(anna, spec(), **{"Idempotency-Key": "k"})

@@ -165,7 +165,7 @@ def prune_storage(
     if not asked.dry_run:
         service.jobs.wake("pruning")
         done = [each.id for each in items if each.problem is None]
-        tell_audit(request, f"prune, keep {asked.keep}: {', '.join(done)}"[:2000])
+        tell_audit(request, f"prune, keep {asked.keep}: {', '.join(done)}")
     return PruneAnswer(
         dry_run=asked.dry_run, keep=asked.keep, bytes=freed, items=items, more=len(ids) > MOST
     )

@@ -23,7 +23,9 @@ from eigensweep.service.record.sql.tables import AuditEntry
 PRUNED_EVERY: Final = 100
 """Entries that are added between two removals of the oldest ones."""
 LONGEST: Final = 500
-"""The most characters of a text from a request."""
+"""The most characters of a method and path, which anyone may send."""
+LONGEST_DETAIL: Final = 20_000
+"""The most characters of a detail: a thousand experiments are named."""
 
 
 class AuditNow(BaseModel):
@@ -69,9 +71,9 @@ class Audit:
             user_name=user,
             token=token,
             address=None if address is None else address[:64],
-            action=_plain(action),
+            action=_plain(action[:LONGEST]),
             refused=refused,
-            detail=_plain(detail),
+            detail=_plain(detail[:LONGEST_DETAIL]),
         )
         if within is None:
             database.write(self.url, lambda rows: self._add(rows, make()))
@@ -113,4 +115,4 @@ def _make_room(rows: RowSession, refused: bool, most: int) -> None:
 
 def _plain(text: str) -> str:
     """Return a text without control characters, which would forge lines of a terminal's list."""
-    return "".join(sign if sign.isprintable() else "�" for sign in text[:LONGEST])
+    return "".join(sign if sign.isprintable() else "�" for sign in text)
