@@ -91,7 +91,8 @@ class Dispatcher:
     """Gives every experiment that needs one a driver, at most `max_experiments` running at once.
 
     Beyond these each user may have one, up to `max_of_all`: so nobody waits for the end of what
-    others have begun.
+    others have begun. While too many drivers only deliver, nobody may: one user's short experiments
+    would leave ever more of them.
 
     Each experiment is looked after by itself: if its driver cannot be started, found or asked, this
     experiment is tried again after a pause, and all others go on. If the database is away, nothing
@@ -215,9 +216,11 @@ class Dispatcher:
             elif known.over_since is None:
                 known.over_since = self.clock()
             self._try(self._look_after, each.id, known)
-        running += self._bound_deliveries()
+        too_many = self._bound_deliveries()
+        running += too_many
         for id in dict.fromkeys([*newcomers, *queued]):
-            most = self.max_of_all if id in newcomers else self.max_experiments
+            may_exceed = id in newcomers and not too_many
+            most = self.max_of_all if may_exceed else self.max_experiments
             if running >= most:
                 break
             known = self._supervised.setdefault(id, _Supervised(is_new=False))

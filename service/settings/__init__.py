@@ -209,7 +209,7 @@ class Settings(BaseSettings):
     max_experiments: int | None = Field(default=None, ge=1)
     """How many experiments run at once, as far as half of the memory holds their drivers; the
     others wait in the queue. A user none of whose experiments runs gets one beyond that, up to 8
-    in all.
+    in all, unless more than two drivers only wait for MLflow.
 
     None: 2, and 8 on a running Ray cluster.
     """

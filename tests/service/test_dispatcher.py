@@ -341,16 +341,19 @@ class TestDeliveries:
                 driver.now = "ended"
         return len(living)
 
+    @pytest.mark.parametrize("of_all", [0, 8])
     def test_those_that_wait_for_mlflow_keep_few_drivers(
-        self, dispatcher, launcher, record, post, clock
+        self, dispatcher, launcher, record, post, clock, of_all
     ):
+        dispatcher.max_of_all = of_all
         posted, most = [post() for _ in range(6)], 0
         for _ in range(200):
             dispatcher.tick()
             most = max(most, self.let_drivers_see(launcher))
             clock.seconds += 1.0
         assert {record.row(id).state for id in posted} == {"completed"}
-        assert most <= dispatcher.max_drivers == 4
+        assert most <= 2 + 2
+        assert dispatcher.max_drivers == max(2, of_all) + 2
         notices = [record.row(id).notices for id in posted]
         told = "not delivered yet: others are delivered first"
         assert [{"kind": "delivery", "words": told}] in [

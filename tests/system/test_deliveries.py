@@ -11,9 +11,7 @@ from waiting import wait_until
 from eigensweep.protocol.states import ENDED
 
 GRID = Grid(trials=1, steps=5, evaluate=5)
-EXPERIMENTS = 12
-AT_ONCE = 8 + 2
-"""Drivers at most: `OF_ALL`, if each user has one experiment, and `MOST_DELIVERIES`."""
+EXPERIMENTS = 6
 
 
 @pytest.mark.slow
@@ -48,6 +46,6 @@ def test_many_that_are_over_keep_few_drivers_while_mlflow_hangs(service: Any):
         service.log.read_text,
     )
     assert find_words() == []
-    assert max(counts) <= AT_ONCE
+    assert max(counts) <= 2 + 2
     service.stop()
     service.wait_until_alone()
