@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import exp, fsum, inf, log, sqrt
 from statistics import fmean
 from typing import ClassVar, Literal
@@ -126,6 +127,13 @@ def find_e_value(mean: float, sd: float, n: int) -> float:
 
 def find_margin(sd: float, n: int, error: float = SIGNIFICANCE) -> float | None:
     """Return the half width of the mean's interval at n seeds, None where nothing is excluded."""
+    effect = _find_least_effect(n, error)
+    return None if effect is None else effect * sd
+
+
+@lru_cache
+def _find_least_effect(n: int, error: float) -> float | None:
+    """Return the smallest effect that is decided at n seeds, None where there is none."""
     wanted, low, high = log(1 / error), 0.0, 1.0
     if find_log_factor(inf, n) <= wanted:
         return None
@@ -134,7 +142,7 @@ def find_margin(sd: float, n: int, error: float = SIGNIFICANCE) -> float | None:
     for _ in range(50):
         middle = (low + high) / 2
         low, high = (low, middle) if find_log_factor(middle, n) >= wanted else (middle, high)
-    return high * sd
+    return high
 
 
 def find_interval(
