@@ -28,7 +28,7 @@ from eigensweep.service.record.errors import ConflictError, NotAllowedError, Quo
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.rows import RowSession
-from eigensweep.service.record.sql.tables import Token
+from eigensweep.service.record.sql.tables import Token, User
 from eigensweep.service.record.users import audit as audit_log
 from eigensweep.service.record.users.accounts import Accounts, Quotas
 from eigensweep.service.record.users.audit import Audit
@@ -144,6 +144,21 @@ class TestTokens:
         made = accounts.create_token("anna", "read", None)
         removals[0].join()
         assert accounts.find_token(made.token).problem == "this token was revoked"
+
+    def test_two_made_at_once_for_a_new_user_both_hold(self, postgresql_url, monkeypatch):
+        accounts, before, add = Accounts(postgresql_url), list[str](), RowSession.add
+
+        def add_after_another(rows: RowSession, row: Any) -> None:
+            if isinstance(row, User) and row.name not in before:
+                before.append(row.name)
+                accounts.create_token(row.name, "submit", None)
+            add(rows, row)
+
+        monkeypatch.setattr(RowSession, "add", add_after_another)
+        assert accounts.create_token("anna", "read", None).usable
+        assert {each.scope for each in accounts.list_tokens("anna")} == {"read", "submit"}
+        with pytest.raises(ConflictError, match="there is a user 'bob' already"):
+            accounts.create_user("bob")
 
     def test_a_removed_user_gets_no_new_ones_before_coming_back(self, accounts):
         accounts.create_token("anna", "read", None)
