@@ -174,6 +174,16 @@ class TestTokens:
         with pytest.raises(NotAllowedError):
             accounts.create_token(name, "read", None)
 
+    def test_a_wrong_name_is_told_in_words(self, make):
+        for path, field in (("/v1/users", "name"), ("/v1/tokens", "user")):
+            answer = make().post(path, json={field: "a b", "scope": "read"})
+            problem = next(e for e in answer.json()["errors"] if e["path"] == field)
+            assert answer.status_code == 422
+            assert problem["message"] == (
+                f"'{field}' should have 1 to 64 letters, digits and ._@+- of ASCII, and begin with "
+                "a letter or digit; got 'a b'"
+            )
+
     def test_a_service_for_others_starts_once_somebody_may_enter(self, settings, record, accounts):
         own = settings.model_copy(update={"host": "0.0.0.0", "database_url": record.url})
         with pytest.raises(StartError, match="eigensweep token create"):
