@@ -23,6 +23,7 @@ from eigensweep.models.matrices.orthogonal import (
     cayley,
     initial_skew,
     orthogonality_error,
+    singular_values,
     skew,
 )
 from eigensweep.models.matrices.spectral_radius import (
@@ -239,7 +240,7 @@ class ENRNN(RecurrentModel):
         T is not normal: hˢ can grow for some steps where `short_norm`, its 2-norm, exceeds 1.
         """
         W_S = self.short_block()
-        norm = torch.linalg.matrix_norm(W_S, ord=2) if self.config.short else W_S.new_zeros(())
+        norm = singular_values(W_S).amax() if self.config.short else W_S.new_zeros(())
         return {
             "orthogonality_error": orthogonality_error(self.long_block()),
             "short_radius": spectral_radius(W_S),

@@ -20,7 +20,12 @@ from torch import Tensor, nn
 from eigensweep.models.base import ParamGroup, Shapes
 from eigensweep.models.matrices.exponential import exponential
 from eigensweep.models.matrices.initial import Initial, draw
-from eigensweep.models.matrices.orthogonal import initial_skew, orthogonality_error, skew
+from eigensweep.models.matrices.orthogonal import (
+    initial_skew,
+    orthogonality_error,
+    singular_values,
+    skew,
+)
 from eigensweep.models.network import NetworkConfig, RecurrentModel
 
 
@@ -127,5 +132,5 @@ class NNRNN(RecurrentModel):
             "orthogonality_error": orthogonality_error(self.eigenbasis()),
             "gamma_min": self.gamma.amin(),
             "gamma_max": self.gamma.amax(),
-            "norm": torch.linalg.matrix_norm(self.recurrent_matrix(), ord=2),
+            "norm": singular_values(self.recurrent_matrix()).amax(),
         }

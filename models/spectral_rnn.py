@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from eigensweep.models.base import Shapes
 from eigensweep.models.matrices.householder import normalise, reflection_parameters, reflections
 from eigensweep.models.matrices.initial import Initial, draw
+from eigensweep.models.matrices.orthogonal import singular_values
 from eigensweep.models.network import RecurrentModel
 from eigensweep.models.reflected import ReflectedConfig
 
@@ -74,5 +75,5 @@ class SpectralRNN(RecurrentModel):
     @torch.no_grad()
     def constraint_report(self) -> dict[str, Tensor]:
         """Return the least and the largest singular value of W."""
-        values = torch.linalg.svdvals(self.recurrent_matrix())
+        values = singular_values(self.recurrent_matrix())
         return {"singular_min": values.amin(), "singular_max": values.amax()}

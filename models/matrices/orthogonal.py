@@ -92,6 +92,17 @@ def nearest_orthogonal(M: Tensor) -> Tensor:
     return torch.where(finite, Y @ Zh, torch.nan).to(M.dtype)
 
 
+def singular_values(M: Tensor) -> Tensor:
+    """Return the singular values of M, (..., n, n), the largest first; NaN where M is not finite.
+
+    >>> singular_values(torch.tensor([[0.0, -3.0], [2.0, 0.0]])).tolist()
+    [3.0, 2.0]
+    """
+    finite = M.isfinite().all(-1).all(-1)[..., None]
+    values = torch.linalg.svdvals(torch.where(finite[..., None], M, 0))
+    return torch.where(finite, values, torch.nan)
+
+
 def reorthogonalise(W: Tensor) -> Tensor:
     """Return the orthogonal matrix nearest to W, (..., n, n), or the unitary one, by products only.
 

@@ -95,6 +95,14 @@ class TestEveryModel:
         grouped = [id(p) for group in model.param_groups() for p in group.params]
         assert sorted(grouped) == sorted(id(p) for p in model.parameters())
 
+    @pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e30], ids=str)
+    def test_a_diverged_network_is_reported_on_as_well(self, nets, name, value):
+        model = nets.build(name)
+        for parameter in model.parameters():
+            parameter.data.fill_(value)
+        model.after_update(LARGE)
+        assert all(found.dim() == 0 for found in model.constraint_report().values())
+
 
 @pytest.mark.parametrize(("name", "fields"), VARIANTS)
 class TestTraining:
