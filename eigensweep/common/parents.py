@@ -37,9 +37,10 @@ def _watch(parent: int) -> None:
 def die_with_starter() -> None:
     """Have Linux kill this process, even if it is stopped, when the thread that started it ends.
 
-    What it forks does not inherit that.
+    What it forks does not inherit that. Other systems have no such call: nothing is done there.
     """
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def end_fork(status: int) -> NoReturn:
