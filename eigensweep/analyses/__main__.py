@@ -31,7 +31,7 @@ from eigensweep.analyses.messages import (
 )
 from eigensweep.common.parents import end_with_parent
 from eigensweep.results.figures import save
-from eigensweep.store.places.durable_files import StorageError, write_whole
+from eigensweep.store.places.durable_files import DamagedError, StorageError, write_whole
 
 
 def main(folder: Path, text: str) -> None:
@@ -41,8 +41,10 @@ def main(folder: Path, text: str) -> None:
         if not (folder / RESULT).exists():
             _analyse(order, folder)
         outcome = _deliver(order, folder)
-    except (ValueError, OSError, StorageError) as error:
+    except (ValueError, OSError, DamagedError) as error:
         outcome = Outcome(error=str(error))
+    except StorageError as error:
+        outcome = Outcome(error=str(error), is_passing=True)
     except Exception:  # a bug is kept with its traceback
         outcome = Outcome(error=traceback.format_exc())
     write_whole(folder / OUTCOME, outcome.model_dump_json().encode())
