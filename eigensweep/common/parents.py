@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import signal
@@ -12,6 +13,8 @@ from contextlib import suppress
 from typing import Final, NoReturn
 
 LOOK_SECONDS: Final = 1.0
+PR_SET_PDEATHSIG: Final = 1
+"""Of `prctl`, from Linux' sys/prctl.h."""
 
 
 def end_with_parent() -> None:
@@ -29,6 +32,14 @@ def _watch(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(LOOK_SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def die_with_starter() -> None:
+    """Have Linux kill this process, even if it is stopped, when the thread that started it ends.
+
+    What it forks does not inherit that.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def end_fork(status: int) -> NoReturn:

@@ -16,7 +16,7 @@ NO_MEMORY = (
     "CUDA out of memory",
     "CUDA error: out of memory",
     "CUDA_ERROR_OUT_OF_MEMORY",
-    "CUBLAS_STATUS_ALLOC_FAILED",
+    "_STATUS_ALLOC_FAILED",  # of cuBLAS, cuSOLVER and others
 )
 DEVICE_LOST = (
     "CUDA error:",

@@ -47,7 +47,7 @@ class Validators:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(raw=message["headers"])
                 headers.setdefault("Cache-Control", "private, no-cache")
-                headers.setdefault("Vary", "Authorization, Cookie, Accept-Encoding")
+                headers.setdefault("Vary", "Authorization, Cookie")  # `Compression` adds to it
                 if message["status"] == 200 and "content-length" in headers:
                     held = message  # until its body is known
                     return
@@ -70,6 +70,7 @@ def _compare(begin: Message, message: Message, known: str) -> Message:
         return message
     begin["status"] = 304
     del headers["Content-Length"], headers["Content-Type"]
+    headers.add_vary_header("Accept-Encoding")  # where there is no body, `Compression` does not
     return {**message, "body": b""}
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from sqlalchemy import Row, func, or_, select
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from eigensweep.common import traces
@@ -75,11 +74,9 @@ class Record(Reopening, Retention):
         """
         experiment = make_row(spec, idempotency_key, owner)
         experiment.trace = traces.carry()
-        work = partial(self._add, spec, experiment, (*self.webhooks, *notify), beside)
-        try:
-            return self.posts.write(work)
-        except IntegrityError:  # two posts with one key at the same moment
-            return self.posts.write(work)
+        return self.posts.write(
+            partial(self._add, spec, experiment, (*self.webhooks, *notify), beside)
+        )
 
     def _add(
         self,

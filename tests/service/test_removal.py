@@ -25,7 +25,7 @@ from eigensweep.service.record.record import Record
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.tables import AttemptRow, EventRow, ReportRow, TrialRow
 from eigensweep.workers.driver.deletion import remove
-from eigensweep.workers.tracking.mlflow_runs import Runs
+from eigensweep.workers.tracking.mlflow_runs import AwayError, Runs
 
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1}
 
@@ -244,7 +244,9 @@ class TestDelete:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own store
-def test_every_run_of_it_is_deleted_in_mlflow_and_no_other(tmp_path: Path) -> None:
+def test_every_run_of_it_is_deleted_in_mlflow_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     runs = {id: Runs(uri, "some project", id) for id in ("e1", "e2")}
     for each in runs.values():
@@ -257,5 +259,15 @@ def test_every_run_of_it_is_deleted_in_mlflow_and_no_other(tmp_path: Path) -> No
     projects = [each.experiment_id for each in client.search_experiments()]
     left = client.search_runs(projects)
     assert [run.data.tags["eigensweep.experiment"] for run in left] == ["e2", "e2"]
+    asked: list[str] = []
+
+    def keep(self: MlflowClient, run_id: str) -> None:
+        asked.append(run_id)
+        assert len(asked) < 5, "it goes on for ever"
+
+    monkeypatch.setattr(MlflowClient, "delete_run", keep)
+    with pytest.raises(AwayError, match="lists it still"):
+        remove("e2", "some project", str(tmp_path), uri)
+    assert sorted(asked) == sorted(run.info.run_id for run in left)
     remove("e3", "no such project", str(tmp_path), uri)
     assert client.get_experiment_by_name("no such project") is None

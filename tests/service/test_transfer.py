@@ -39,7 +39,9 @@ class TestValidators:
     def test_no_cache_between_us_and_the_client_may_keep_it(self, client, here):
         told = client.get(here).headers
         assert told["Cache-Control"] == "private, no-cache"
-        assert {"Authorization", "Cookie"} <= set(told["Vary"].split(", "))
+        assert told["Vary"].split(", ") == ["Authorization", "Cookie", "Accept-Encoding"]
+        known = client.get(here, headers={"If-None-Match": told["ETag"]})
+        assert (known.status_code, known.headers["Vary"]) == (304, told["Vary"])
 
     def test_an_error_or_a_change_has_none(self, client, here):
         assert "ETag" not in client.get("/v1/experiments/none").headers

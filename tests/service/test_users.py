@@ -28,7 +28,7 @@ from eigensweep.service.record.errors import ConflictError, NotAllowedError, Quo
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.rows import RowSession
-from eigensweep.service.record.sql.tables import Token
+from eigensweep.service.record.sql.tables import Token, User
 from eigensweep.service.record.users import audit as audit_log
 from eigensweep.service.record.users.accounts import Accounts, Quotas
 from eigensweep.service.record.users.audit import Audit
@@ -145,6 +145,21 @@ class TestTokens:
         removals[0].join()
         assert accounts.find_token(made.token).problem == "this token was revoked"
 
+    def test_two_made_at_once_for_a_new_user_both_hold(self, postgresql_url, monkeypatch):
+        accounts, before, add = Accounts(postgresql_url), list[str](), RowSession.add
+
+        def add_after_another(rows: RowSession, row: Any) -> None:
+            if isinstance(row, User) and row.name not in before:
+                before.append(row.name)
+                accounts.create_token(row.name, "submit", None)
+            add(rows, row)
+
+        monkeypatch.setattr(RowSession, "add", add_after_another)
+        assert accounts.create_token("anna", "read", None).usable
+        assert {each.scope for each in accounts.list_tokens("anna")} == {"read", "submit"}
+        with pytest.raises(ConflictError, match="there is a user 'bob' already"):
+            accounts.create_user("bob")
+
     def test_a_removed_user_gets_no_new_ones_before_coming_back(self, accounts):
         accounts.create_token("anna", "read", None)
         accounts.remove_user("anna")
@@ -158,6 +173,16 @@ class TestTokens:
     def test_a_name_that_nobody_can_have_is_refused(self, accounts, name):
         with pytest.raises(NotAllowedError):
             accounts.create_token(name, "read", None)
+
+    def test_a_wrong_name_is_told_in_words(self, make):
+        for path, field in (("/v1/users", "name"), ("/v1/tokens", "user")):
+            answer = make().post(path, json={field: "a b", "scope": "read"})
+            problem = next(e for e in answer.json()["errors"] if e["path"] == field)
+            assert answer.status_code == 422
+            assert problem["message"] == (
+                f"'{field}' should have 1 to 64 letters, digits and ._@+- of ASCII, and begin with "
+                "a letter or digit; got 'a b'"
+            )
 
     def test_a_service_for_others_starts_once_somebody_may_enter(self, settings, record, accounts):
         own = settings.model_copy(update={"host": "0.0.0.0", "database_url": record.url})

@@ -68,6 +68,7 @@ def test_an_error_holds_no_tensors_of_what_raised_it():
     [
         ("CUDA error: out of memory", True),
         ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
+        ("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate`", True),
         ("a kernel was not launched: CUDA_ERROR_OUT_OF_MEMORY, 20 blocks", True),
         ("a kernel was not launched: CUDA_ERROR_LAUNCH_FAILED, 20 blocks", False),
         ("cusolver error: CUSOLVER_STATUS_INTERNAL_ERROR", False),

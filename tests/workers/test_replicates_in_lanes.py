@@ -11,7 +11,9 @@ from toys import to_exact
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.store.checkpoints import Store
 from eigensweep.store.marks import cancel_mark, pause_mark
+from eigensweep.tasks.corpus import CorpusMissingError
 from eigensweep.training.attempt import Attempt
+from eigensweep.training.errors import is_of_the_node
 from eigensweep.training.lanes.replicates import AttemptInLanes, gains_by_lanes, open_attempt
 
 SEEDS = (0, 1, 2)
@@ -66,6 +68,23 @@ class TestReplicatesInLanes:
         mark.unlink()
         to_the_end(AttemptInLanes(order(tmp_path / "paused", 2, reported=5, replicates=3), "cpu"))
         assert states(tmp_path / "paused") == states(tmp_path / "whole")
+
+    def test_what_fails_around_one_is_told_as_without_lanes(self, tmp_path, monkeypatch):
+        attempt = AttemptInLanes(order(tmp_path, replicates=3), "cpu")
+        missing = CorpusMissingError("there is no pixels.gz")
+
+        def miss(step, seed):
+            if seed == 1:
+                raise missing
+            return draw(step, seed)
+
+        for replicate in attempt.replicates:
+            draw = replicate.training.task.train_batch
+            monkeypatch.setattr(replicate.training.task, "train_batch", miss)
+        with pytest.raises(CorpusMissingError) as raised:
+            attempt.advance()
+        assert raised.value is missing
+        assert is_of_the_node(missing)
 
     def test_a_pause_commits_one_that_has_left_its_lane(self, tmp_path):
         attempt = AttemptInLanes(order(tmp_path, replicates=3), "cpu")

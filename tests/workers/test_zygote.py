@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ from eigensweep.workers.cluster.drivers import Drivers
 made = Drivers()
 made.start()
 print(made._zygote.pid, flush=True)
+while made._heard is None:
+    time.sleep(0.01)
+print("loaded", flush=True)
 time.sleep(3600)
 """
 Launch = Callable[..., DriverProcess]
@@ -140,7 +144,7 @@ def test_drivers_outlive_their_zygote_and_the_next_one_forks_on(
 ):
     monkeypatch.setattr(module, "SILENT_SECONDS", 3.0)
     driver = launch()
-    wait_until(lambda: is_forked(driver))
+    wait_until((tmp_path / "logs" / "e1.log").exists)  # its zygote has let it begin
     os.kill(drivers._zygote.pid, how)
     later = launch("e2")
     replace_zygote(drivers)
@@ -151,14 +155,22 @@ def test_drivers_outlive_their_zygote_and_the_next_one_forks_on(
     assert driver.death == Death(UNSEEN, "unseen")
 
 
-def test_it_ends_with_its_starter_even_while_it_loads():
+@pytest.mark.parametrize("when", ["while it loads", "while it is stopped"])
+def test_it_ends_with_its_starter_at_any_moment(when):
     with subprocess.Popen(
         [sys.executable, "-c", STARTER], stdout=subprocess.PIPE, text=True
     ) as starter:
         assert starter.stdout is not None
         zygote = psutil.Process(int(starter.stdout.readline()))
+        if when == "while it is stopped":
+            assert starter.stdout.readline() == "loaded\n"
+            zygote.suspend()
         starter.kill()
-    wait_until(lambda: not zygote.is_running() or zygote.status() == psutil.STATUS_ZOMBIE)
+    try:
+        wait_until(lambda: not zygote.is_running() or zygote.status() == psutil.STATUS_ZOMBIE)
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            zygote.kill()
 
 
 def test_with_other_code_on_the_disk_another_zygote_forks(drivers, launch):

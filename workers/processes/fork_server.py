@@ -31,7 +31,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Final
 
 from eigensweep.common.loading import load_for_good
-from eigensweep.common.parents import end_fork
+from eigensweep.common.parents import die_with_starter, end_fork
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ TRAINING: Final = (
 )
 """What is loaded before a fork: with it come PyTorch, the models and the tasks."""
 
-PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+PR_SET_NAME: Final = 15
 """Of `prctl`, from Linux' sys/prctl.h."""
 
 
@@ -153,7 +153,7 @@ class Server:
         """Train in this process, which was forked, and end it."""
         status = 1
         try:
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            die_with_starter()
             if os.getppid() != parent:
                 return
             self._listener.close()

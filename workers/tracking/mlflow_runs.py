@@ -278,7 +278,11 @@ class Runs:
         return run_id in self._over
 
     def delete_all(self) -> None:
-        """Delete every run of the experiment; MLflow's own `gc` then frees their space."""
+        """Delete every run of the experiment; MLflow's own `gc` then frees their space.
+
+        Raises:
+            AwayError: if MLflow does not answer, or lists what it says that it has deleted.
+        """
         found = _ask(lambda: self._client.get_experiment_by_name(self._project))
         if found is None and self._project == UNNAMED:
             found = _ask(lambda: self._client.get_experiment_by_name("Default"))
@@ -286,9 +290,13 @@ class Runs:
             return
         wanted = f"tags.`{EXPERIMENT}` = '{self._experiment}'"
         search = partial(self._client.search_runs, [found.experiment_id], wanted, max_results=1000)
-        while runs := _ask(search):
-            for run in runs:
-                _ask(partial(self._client.delete_run, run.info.run_id))
+        deleted: set[str] = set()
+        while listed := {run.info.run_id for run in _ask(search)}:
+            if again := listed & deleted:
+                raise AwayError(f"MLflow deleted run {min(again)}, and lists it still")
+            for run_id in listed:
+                _ask(partial(self._client.delete_run, run_id))
+            deleted |= listed
 
     def known_params(self, run_id: str) -> Mapping[str, str]:
         """Return the parameters that the experiment's run had when it was found.

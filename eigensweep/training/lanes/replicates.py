@@ -56,9 +56,8 @@ class AttemptInLanes(Attempt):
             NoLongerWanted: if the experiment was cancelled.
             Paused: if it was paused; all that was trained is committed.
         """
-        from eigensweep.training.lanes.stacked.group import (
-            Group,  # loads what most trials never need
-        )
+        # It loads what most trials never need.
+        from eigensweep.training.lanes.stacked.group import Group, LaneError
 
         behind = [r for r in self.replicates if not r.has_come_to(rung)]
         if behind:
@@ -81,6 +80,9 @@ class AttemptInLanes(Attempt):
                         update = partial(group.update, replicate.training) if in_lane else None
                         replicate.commit(update)
                 raise
+            except LaneError as error:  # whose fault it is, its cause says, as without lanes
+                cause = error.__cause__ or error
+                raise cause from cause.__cause__
             finally:
                 group.close()
         for replicate in self.replicates:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import getpass
+import re
 from types import SimpleNamespace
 from typing import Annotated
 
 from fastapi import APIRouter, Body, FastAPI, Path, Query, Request, Response
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
 from eigensweep.common.plain_numbers import PlainNumbers
 from eigensweep.service.api.answers.errors import answer_errors, describe_errors
@@ -24,6 +25,18 @@ from eigensweep.service.settings import Settings
 
 router = APIRouter(tags=["access"], route_class=ServiceRoute)
 
+
+def _check_form(name: str) -> str:
+    if not re.fullmatch(accounts.NAME, name):
+        raise ValueError(f"should {accounts.FORM}")
+    return name
+
+
+NewName = Annotated[
+    str,
+    AfterValidator(_check_form),
+    Field(json_schema_extra={"pattern": f"^{accounts.NAME}$"}),
+]
 UserName = Annotated[str, Path(min_length=1, max_length=64)]
 TokenId = Annotated[str, Path(min_length=1, max_length=16, description="As the list has it")]
 LONGEST_SECONDS = 10 * 366 * 24 * 3600
@@ -67,7 +80,7 @@ class Me(AnswerModel):
 class UserRequest(Asked):
     """A new user."""
 
-    name: str = Field(pattern=f"^{accounts.NAME}$", examples=["anna"])
+    name: NewName = Field(examples=["anna"])
     quotas: accounts.Quotas = accounts.Quotas()
 
 
@@ -76,9 +89,7 @@ class TokenRequest(PlainNumbers):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    user: str = Field(
-        pattern=f"^{accounts.NAME}$", description="Made, if there is none", examples=["anna"]
-    )
+    user: NewName = Field(description="Made, if there is none", examples=["anna"])
     scope: accounts.ScopeName
     seconds: int | None = Field(
         90 * 24 * 3600, ge=1, le=LONGEST_SECONDS, description="How long it holds; null: for ever"

@@ -15,7 +15,13 @@ from functools import lru_cache, wraps
 from typing import Concatenate, Final, Literal, ParamSpec, Protocol, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import (
+    DBAPIError,
+    IntegrityError,
+    InterfaceError,
+    OperationalError,
+    SQLAlchemyError,
+)
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session
 from tenacity import (
@@ -250,8 +256,9 @@ def look(url: str, work: Callable[[Connection], T], patience: float = 0.0) -> T:
 def write(url: str, work: Callable[[RowSession], T], patience: float = 0.0) -> T:
     """Return `work(rows)`, committed as one transaction.
 
-    While the database is away it is tried again, for `patience` seconds. So `work` may run more
-    than once, even after a commit whose answer was lost.
+    While the database is away it is tried again, for `patience` seconds; once, too, where another
+    writer made the same row meanwhile. So `work` may run more than once, even after a commit whose
+    answer was lost.
 
     Raises:
         WrongSchemaError: if a table or column is missing; this is never waited for.
@@ -304,7 +311,7 @@ def _persist(
     try:  # nearly always this is all: making a `Retrying` would be a good part of the cost
         return _transact(url, work, begin, mode)
     except Exception as error:
-        if patience <= 0 or not is_away(error):
+        if not isinstance(error, IntegrityError) and (patience <= 0 or not is_away(error)):
             raise
     again = Retrying(
         retry=retry_if_exception(is_away),

@@ -35,6 +35,7 @@ SCOPES: Final[tuple[ScopeName, ...]] = get_args(ScopeName)
 """Each scope includes those before it."""
 NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}"
 """A user's name; an e-mail address is one."""
+FORM: Final = "have 1 to 64 letters, digits and ._@+- of ASCII, and begin with a letter or digit"
 PREFIX: Final = "esw_"
 """The prefix of every token, by which secret scanners find a leaked one."""
 
@@ -259,10 +260,7 @@ def check_name(name: str) -> None:
         NotAllowedError: says what names look like.
     """
     if not re.fullmatch(NAME, name):
-        raise NotAllowedError(
-            f"'{name[:64]}' is no name for a user: it has 1 to 64 letters, digits and ._@+- "
-            "of ASCII, and begins with a letter or digit"
-        )
+        raise NotAllowedError(f"'{name[:64]}' is no name for a user: it should {FORM}")
     if name == OPERATOR:
         raise NotAllowedError(
             f"'{OPERATOR}' is who runs the service, with EIGENSWEEP_TOKEN; choose another name"

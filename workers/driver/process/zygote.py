@@ -4,8 +4,8 @@ To load it takes seconds of a processor and hundreds of megabytes. A forked driv
 milliseconds and shares that memory. `workers/cluster/drivers.py` is the other side.
 
 `python -m eigensweep.workers.driver.process.zygote DESCRIPTOR MODULES...` reads requests from an
-open pipe, and tells what became of them. It ends when the pipe does, with the process at the other
-end; its drivers go on. No thread is started here: a fork copies only the thread that forks.
+open pipe, and tells what became of them. It ends with the process at the other end, even while it
+is stopped; its drivers go on. No thread is started here: a fork copies only the thread that forks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from eigensweep.common.loading import load_for_good
-from eigensweep.common.parents import end_fork
+from eigensweep.common.parents import die_with_starter, end_fork
 from eigensweep.workers.deaths import Death
 from eigensweep.workers.driver.process.driver_order import Request
 
@@ -150,6 +150,7 @@ def load(modules: list[str]) -> None:
 def main() -> None:
     """Load, and fork drivers until nobody asks any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the service, which ends this
+    die_with_starter()
     pipe = Connection(int(sys.argv[1]))
     load(sys.argv[2:])
     with suppress(EOFError, OSError):
