@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import pytest
 import typer
 import yaml
+from helpers.waiting import PATIENCE
 
 import eigensweep
 from eigensweep.analyses import ANALYSES
@@ -213,7 +214,7 @@ def test_commands_exist_and_take_their_options(page: str) -> None:
 
 @pytest.mark.parametrize("page", pages_with("yaml"))
 def test_specs_in_yaml_are_accepted_by_the_service(page: str, scripted_service: str) -> None:
-    with Client(scripted_service) as client:
+    with Client(scripted_service, timeout=PATIENCE) as client:
         for text in blocks(page, "yaml"):
             seen = client.preview(yaml.safe_load(text))
             assert seen["arms"], text
@@ -221,7 +222,7 @@ def test_specs_in_yaml_are_accepted_by_the_service(page: str, scripted_service: 
 
 def test_the_readmes_example_searches_ranges_with_a_condition(scripted_service: str) -> None:
     (spec,) = (yaml.safe_load(text) for text in blocks("README.md", "yaml"))
-    with Client(scripted_service) as client:
+    with Client(scripted_service, timeout=PATIENCE) as client:
         seen = client.preview(spec)
 
     assert (spec["search"]["method"], spec["scheduler"]["name"]) == ("tpe", "asha")
@@ -237,11 +238,13 @@ def test_curl_examples_are_accepted(page: str, scripted_service: str) -> None:
         words = shlex.split(command.replace("\\\n", ""))
         (address,) = (word for word in words if "://" in word)
         assert urlsplit(address).port == Settings.model_fields["port"].default
-        with Client(scripted_service) as client:
+        with Client(scripted_service, timeout=PATIENCE) as client:
             if urlsplit(address).path != "/v1/experiments":
                 client.post(urlsplit(address).path, json.loads(words[words.index("-d") + 1]))
                 continue
-            experiment = client.submit(json.loads(words[words.index("-d") + 1])).wait(timeout=60)
+            experiment = client.submit(json.loads(words[words.index("-d") + 1])).wait(
+                timeout=PATIENCE
+            )
 
         assert (experiment.state, experiment.content["progress"]["completed"]) == ("completed", 6)
 

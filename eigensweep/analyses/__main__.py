@@ -31,7 +31,12 @@ from eigensweep.analyses.messages import (
 )
 from eigensweep.common.parents import end_with_parent
 from eigensweep.results.figures import save
-from eigensweep.store.places.durable_files import StorageError, write_whole
+from eigensweep.store.places.durable_files import DamagedError, StorageError, write_whole
+
+NOT_FINITE = (
+    "with these weights its numbers grow beyond what a computer can hold; ask for other weights "
+    "('initial', 'best' or 'last'), or for a smaller 'length'"
+)
 
 
 def main(folder: Path, text: str) -> None:
@@ -41,8 +46,10 @@ def main(folder: Path, text: str) -> None:
         if not (folder / RESULT).exists():
             _analyse(order, folder)
         outcome = _deliver(order, folder)
-    except (ValueError, OSError, StorageError) as error:
+    except (ValueError, OSError, DamagedError) as error:
         outcome = Outcome(error=str(error))
+    except StorageError as error:
+        outcome = Outcome(error=str(error), is_passing=True)
     except Exception:  # a bug is kept with its traceback
         outcome = Outcome(error=traceback.format_exc())
     write_whole(folder / OUTCOME, outcome.model_dump_json().encode())
@@ -53,8 +60,6 @@ def _analyse(order: AnalysisOrder, folder: Path) -> None:
     options = analysis.Options.model_validate(order.options)
     folders = Folders(order.storage, Path(order.data_root) if order.data_root else None)
     findings = analysis.run(options, order.subject, folders)
-    _write_table(folder / TABLE, findings)
-    save(analysis.plot, findings.content, folder / PNG, folder / SVG)
     content = {
         "analysis": order.name,
         "id": order.id,
@@ -63,7 +68,13 @@ def _analyse(order: AnalysisOrder, folder: Path) -> None:
         **_describe_subject(order),
         **findings.content.model_dump(mode="json"),
     }
-    write_whole(folder / RESULT, json.dumps(content, allow_nan=False).encode())
+    try:
+        numbers = json.dumps(content, allow_nan=False).encode()
+    except ValueError as error:
+        raise ValueError(NOT_FINITE) from error
+    _write_table(folder / TABLE, findings)
+    save(analysis.plot, findings.content, folder / PNG, folder / SVG)
+    write_whole(folder / RESULT, numbers)
 
 
 def _describe_subject(order: AnalysisOrder) -> dict[str, str | int]:

@@ -42,11 +42,18 @@ class AnalysisOrder(Strict):
         return self.trial or self.experiment
 
 
-class Outcome(Strict):
-    """How an analysis ended."""
+class ChildOutcome(Strict):
+    """How the work of a child process ended."""
 
     error: str | None = None
-    """None if it succeeded; else why the request cannot be met, or the traceback of a bug."""
+    """None if it succeeded; else why it cannot be done, or the traceback of a bug."""
+    is_passing: bool = False
+    """Whether it can be done later: the store could not be read."""
+
+
+class Outcome(ChildOutcome):
+    """How an analysis ended."""
+
     mlflow_run: str | None = None
     """The run in MLflow that has the files as artifacts."""
     mlflow_problem: str | None = None

@@ -75,12 +75,13 @@ def _load_weights(
     which: str, subject: TrialSubject, seed: int, folders: Folders
 ) -> tuple[dict[str, Tensor], int]:
     """Return the best or the last weights, and the optimizer steps before them."""
-    store, key = Store(folders.storage), subject.store_key(seed)
-    if which == "best" and not store.has_checkpoint(key):
-        found = store.kept.best(key)  # retention may have left nothing else
-        if found is not None:
-            return found["weights"], found["step"]
-    state = load_snapshot(subject, seed, folders).state
+    try:
+        state = load_snapshot(subject, seed, folders).state
+    except ValueError:  # the best weights may be left, alone
+        best = Store(folders.storage).kept.best(subject.store_key(seed))
+        if which != "best" or best is None:
+            raise
+        return best["weights"], best["step"]
     if which == "last":
         return state["model"], state["step"]
     weights = selected_weights(state)

@@ -27,7 +27,8 @@ class Trial(Answer):
 
         Raises:
             RefusedError: if the store has them not or no longer; the message says so.
-            NoWeightsError: if none of its evaluations was finite, so that none is the best.
+            NoWeightsError: if none of its evaluations was finite, so that none is the best, or if
+                its result was taken up from another training, without weights.
         """
         from eigensweep.search_spaces.trial import TrialConfig
         from eigensweep.training.weights import read_weights

@@ -185,7 +185,8 @@ def keep_finished(folder: Path, note: str | None) -> list[Path]:
 
     Raises:
         SQLAlchemyError: if the record cannot be read.
-        OSError: if a file cannot be read or written.
+        OSError: if a file cannot be read.
+        StorageError: if the store cannot be read, or a file not be written.
     """
     from eigensweep.reports.messages import JSON
     from eigensweep.reports.results import collect
@@ -220,12 +221,13 @@ def keep_finished(folder: Path, note: str | None) -> list[Path]:
 def _keep(results: Results, folder: Path) -> Path | None:
     """Write results into their file, unless that has more seeds; return it if it was written."""
     from eigensweep.reports.results import count_seeds, name_file, read_results, write_results
+    from eigensweep.store.places.durable_files import write_whole
 
     path = folder / name_file(results.name, results.budget)
     known = count_seeds(read_results(path.read_bytes())) if path.is_file() else 0
     if count_seeds(results) < max(known, 1):
         return None
-    path.write_bytes(write_results(results))
+    write_whole(path, write_results(results))
     return path
 
 
@@ -233,9 +235,11 @@ def keep_results_of_home(call: Call, results: Path, note: str | None) -> None:
     """Keep the results of the home folder, or end with why that is not possible."""
     from sqlalchemy.exc import SQLAlchemyError
 
+    from eigensweep.store.places.durable_files import StorageError
+
     try:
         written = keep_finished(results, note)
-    except (OSError, ValueError, SQLAlchemyError) as error:
+    except (OSError, ValueError, SQLAlchemyError, StorageError) as error:
         call.fail(str(error), "No results", FAILURE)
     for path in written:
         typer.echo(f"written: {path}")

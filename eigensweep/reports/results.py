@@ -38,7 +38,7 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.store.checkpoints import Store, trial_key
 from eigensweep.store.commits.curves import CurvePoint
-from eigensweep.store.places.durable_files import StorageError
+from eigensweep.store.places.durable_files import DamagedError
 
 MOST_EVALUATIONS: Final = 1000
 """Most points of a curve; of a longer one, evenly spread ones are kept."""
@@ -66,7 +66,13 @@ class KeptCurves:
 
 
 def collect(order: ReportOrder) -> Results:
-    """Return all that the report of a reproduction is made of, read from store and analyses."""
+    """Return all that the report of a reproduction is made of, read from store and analyses.
+
+    A damaged curve is left out.
+
+    Raises:
+        StorageError: if the store cannot be read.
+    """
     suite, store = load_suite(order.name), Store(order.storage)
     return Results(
         name=order.name,
@@ -223,7 +229,7 @@ def _keep_trial(
     for seed in () if config is None else config.seeds:
         try:
             points = store.points(f"{trial.place}/{seed}")
-        except StorageError:
+        except DamagedError:
             continue
         if blocks := _thin(points, wanted):
             curves[seed] = blocks

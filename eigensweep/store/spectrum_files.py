@@ -10,7 +10,7 @@ import json
 from typing import TypedDict
 
 from eigensweep.store.checkpoints import Store
-from eigensweep.store.places.durable_files import StorageError
+from eigensweep.store.places.durable_files import DamagedError
 
 FOLDER = "spectra"
 
@@ -42,6 +42,7 @@ def read(store: Store, key: str) -> list[tuple[int, SpectraJson]]:
     """Return the step and the spectra of every evaluation that is kept, in order.
 
     Raises:
+        DamagedError: if a file is not what was written.
         StorageError: if a file cannot be read.
     """
     found = []
@@ -53,5 +54,5 @@ def read(store: Store, key: str) -> list[tuple[int, SpectraJson]]:
             found.append((int(stem), json.loads(store.kept.read(key, f"{FOLDER}/{name}"))))
         except (FileNotFoundError, ValueError) as error:
             path = f"{store.place}/{key}/{FOLDER}/{name}"
-            raise StorageError(f"cannot read {path}: {error}") from error
+            raise DamagedError(f"cannot read {path}: {error}") from error
     return found

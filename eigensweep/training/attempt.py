@@ -11,6 +11,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import isfinite
 from statistics import fmean
@@ -271,6 +272,9 @@ class Replicate:
             return
         self.training.take_result(result)
         state = self.training.state_dict()
+        with suppress(FileNotFoundError):  # the donor's best weights may be left
+            best = self._store.kept.read(donor, BEST)
+            self._store.kept.write(self._key, self._attempt, BEST, best)
         self._store.commit(self._key, self._attempt, result.step, state, points)
         logger.info("taking the result of another trial donor=%s key=%s", donor, self._key)
 

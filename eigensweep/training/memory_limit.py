@@ -27,6 +27,8 @@ LOOK_SECONDS = 0.1
 """Pause between two looks: in it a process touches a few hundred megabytes at most."""
 EXIT_CODE = 86
 """Of a process that has ended itself because of its memory."""
+WORDS_SECONDS = 5.0
+"""Longest time for the last words: meanwhile the process holds more than it may."""
 KIND = "MemoryLimitError"
 """First word of the last words, as of an exception: lists of failures are sorted by it."""
 
@@ -87,6 +89,9 @@ def watch(order: Order) -> MemoryWatch | None:
     def end(held: int) -> None:
         words = explain(order.number, held, limit)
         logger.error("%s", words, extra={"trial": order.number})
+        late = threading.Timer(WORDS_SECONDS, os._exit, [EXIT_CODE])  # a store may answer late
+        late.daemon = True
+        late.start()
         try:
             with suppress(StorageError):  # the loss of the process is noticed without them
                 Store(order.storage).files.write(last_words(order), words.encode())

@@ -70,11 +70,14 @@ def read_weights(content: bytes, config: TrialConfig, which: Which) -> KeptWeigh
     """Return the best or the last weights in a file of a training with this resolved config.
 
     Raises:
-        NoWeightsError: if no evaluation was finite, so that none is the best.
+        NoWeightsError: if no evaluation was finite, so that none is the best, or if its result was
+            taken up without weights.
     """
     state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     if "weights" in state:
         return KeptWeights(config, state["seed"], state["step"], state["weights"])
+    if "model" not in state:
+        raise NoWeightsError("its result was taken up from another training, without weights")
     weights, step = state["model"], state["step"]
     if which == "best":
         weights = selected_weights(state)

@@ -96,10 +96,11 @@ def matrix_norms(J: Tensor, norm: Norm) -> Tensor:
     if norm == "frobenius" or 1 in J.shape[-2:]:
         return torch.linalg.matrix_norm(J)
     scale = J.abs().amax((-2, -1), keepdim=True)
-    J = J / torch.where(scale > 0, scale, 1)
+    finite = scale.isfinite()  # LAPACK refuses others, whose norm is then not finite either
+    J = torch.where(finite, J / torch.where(scale > 0, scale, 1), 0)
     gram = J @ J.mT if J.shape[-2] <= J.shape[-1] else J.mT @ J
     largest = torch.linalg.eigvalsh(gram)[..., -1]
-    return largest.clamp(min=0).sqrt() * scale[..., 0, 0]
+    return torch.where(finite[..., 0, 0], largest.clamp(min=0).sqrt(), 1) * scale[..., 0, 0]
 
 
 def decay_bound(W: Tensor, U: Tensor, steps: int) -> Tensor:

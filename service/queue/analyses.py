@@ -20,7 +20,10 @@ class AnalysisHandler(Handler):
 
     kind: ClassVar[JobKind] = "analysis"
     module: ClassVar[str] = "eigensweep.analyses"
-    most_tries: ClassVar[int | None] = 1
+    longest_pause: ClassVar[float] = 1800.0
+    most_tries: ClassVar[int | None] = 48
+    """One that cannot read the store is given up after about a day."""
+    fails_by_bugs: ClassVar[bool] = True
     analyses: Analyses
     storage: str
     """Folder of checkpoints and curves."""

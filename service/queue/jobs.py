@@ -23,7 +23,7 @@ from typing import ClassVar, Final, TypeVar
 from pydantic import BaseModel
 from sqlalchemy.exc import SQLAlchemyError
 
-from eigensweep.analyses.messages import OUTCOME
+from eigensweep.analyses.messages import OUTCOME, ChildOutcome
 from eigensweep.service.record.errors import NotLeadingError
 from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.sql.tables import JobKind, JobRow
@@ -37,7 +37,7 @@ LONGEST_SECONDS: Final = 2 * 3600.0
 LOG_LINES: Final = 20
 """The last lines of a failed process that become part of the error."""
 
-Outcome = TypeVar("Outcome", bound=BaseModel)
+Outcome = TypeVar("Outcome", bound=ChildOutcome)
 
 
 class StoppedError(RuntimeError):
@@ -57,15 +57,19 @@ class ChildRunner:
         """Run a child that writes files into a folder; return the outcome among them.
 
         Raises:
+            NotDoneError: if it could not read the store.
             StoppedError: if it was killed.
             OSError: if it cannot be started.
         """
         (folder / OUTCOME).unlink(missing_ok=True)
         problem = self.run(folder, order.model_dump_json())
         try:
-            return kind.model_validate_json((folder / OUTCOME).read_bytes())
+            outcome = kind.model_validate_json((folder / OUTCOME).read_bytes())
         except (OSError, ValueError):
             return kind(error=problem or "its process ended without writing an outcome")
+        if outcome.is_passing:
+            raise NotDoneError(outcome.error)
+        return outcome
 
     def run(self, folder: Path, order: str) -> str | None:
         """Run a child to its end, with `order` as its input; return why it failed, if it did.
@@ -138,6 +142,8 @@ class Handler:
     longest_pause: ClassVar[float] = PAUSE_SECONDS
     most_tries: ClassVar[int | None] = None
     """None: it is never given up."""
+    fails_by_bugs: ClassVar[bool] = False
+    """Whether a bug gives a job up at once."""
     mlflow: Mlflow | None = field(default=None, kw_only=True)
     children: ChildRunner = field(init=False)
     stopping: threading.Event = field(default_factory=threading.Event, init=False)
@@ -208,7 +214,7 @@ class JobRunner:
         except (SQLAlchemyError, OSError, StorageError, NotLeadingError):
             raise  # no job's fault
         except Exception:  # a bug fails the job that met it, and no other
-            self._put_off(handler, job, traceback.format_exc())
+            self._put_off(handler, job, traceback.format_exc(), handler.fails_by_bugs)
 
     def _put_off(self, handler: Handler, job: JobRow, error: str, is_final: bool = False) -> None:
         most = handler.most_tries

@@ -52,7 +52,10 @@ class ReproductionHandler(Handler):
 
     kind: ClassVar[JobKind] = "reproduction"
     module: ClassVar[str] = "eigensweep.reports"
-    most_tries: ClassVar[int | None] = 1
+    longest_pause: ClassVar[float] = 1800.0
+    most_tries: ClassVar[int | None] = 48
+    """One whose report cannot read the store is given up after about a day."""
+    fails_by_bugs: ClassVar[bool] = True
     reproductions: Reproductions
     record: Record
     analyses: Analyses

@@ -138,6 +138,7 @@ class Jobs(database.AtDatabase):
             rows.add(job)
             return job
         if now.state != unless:
+            now.tries = 0 if now.due_at is None else now.tries  # one that was over begins anew
             vars(now).update({name: value for name, value in vars(job).items() if name[0] != "_"})
         return now
 
@@ -145,7 +146,8 @@ class Jobs(database.AtDatabase):
     def put_off(self, rows: RowSession, job: JobRow, error: str, due_at: float | None) -> None:
         """Record that a try was in vain; `due_at`: when to try again, None to give it up."""
         self._fence(rows)
-        if (now := rows.get(JobRow, (job.kind, job.key))) is not None:
+        now = rows.get(JobRow, (job.kind, job.key))
+        if now is not None and now.due_at is not None:  # else it was cancelled meanwhile
             now.due_at, now.error, now.tries = due_at, error, now.tries + 1
             now.state = now.state if due_at is not None else "failed"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from eigensweep.results import figures
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.store import spectrum_files
 from eigensweep.store.checkpoints import Store
+from eigensweep.store.places.durable_files import DamagedError, StoreAwayError
 from eigensweep.training.attempt import Attempt
 
 BASE: dict[str, Any] = {
@@ -472,6 +474,36 @@ def test_a_request_that_cannot_be_met_is_told_in_words(enrnn, tmp_path):
     outcome = Outcome.model_validate_json((tmp_path / "outcome.json").read_bytes())
     assert outcome.error is not None
     assert outcome.error.startswith("the store has no checkpoint of trial 0 of e1")
+
+
+@pytest.mark.parametrize(
+    ("error", "is_passing"), [(StoreAwayError("no answer"), True), (DamagedError("cut"), False)]
+)
+def test_what_cannot_be_read_now_is_told_from_what_is_damaged(
+    sizes, folders, tmp_path, monkeypatch, error, is_passing
+):
+    def read(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(Store, "points", read)
+    order = AnalysisOrder(
+        id="0", name="size_study", options={}, experiment=sizes, storage=str(folders.storage)
+    )
+    main(tmp_path, order.model_dump_json())
+    outcome = Outcome.model_validate_json((tmp_path / "outcome.json").read_bytes())
+    assert (outcome.error, outcome.is_passing) == (str(error), is_passing)
+
+
+def test_numbers_beyond_all_bounds_are_told_in_words(enrnn, folders, tmp_path, monkeypatch):
+    monkeypatch.setattr("eigensweep.analyses.hidden_states.six_digits", lambda _: math.inf)
+    order = AnalysisOrder(
+        id="0", name="hidden_states", options={}, trial=enrnn, storage=str(folders.storage)
+    )
+    main(tmp_path, order.model_dump_json())
+    outcome = Outcome.model_validate_json((tmp_path / "outcome.json").read_bytes())
+    assert outcome.error is not None
+    assert outcome.error.startswith("with these weights its numbers grow beyond")
+    assert not (tmp_path / "figure.png").exists()
 
 
 def test_a_bug_keeps_its_traceback(enrnn, folders, tmp_path, monkeypatch):

@@ -41,6 +41,15 @@ def test_the_maps_are_norms_of_the_blocks_of_the_jacobian(enrnn, nets):
         torch.testing.assert_close(found[name], expected, rtol=1e-12, atol=1e-12)
 
 
+def test_a_derivative_beyond_all_bounds_has_no_finite_norm():
+    J = torch.randn(3, 3, 4, dtype=torch.float64)
+    expected = torch.linalg.matrix_norm(J[0], 2)
+    J[1, 0, 0], J[2, 1, 1] = torch.inf, torch.nan
+    found = matrix_norms(J, "spectral")
+    torch.testing.assert_close(found[0], expected, rtol=1e-12, atol=0)
+    assert not found[1:].isfinite().any()
+
+
 def test_the_maps_agree_with_finite_differences(enrnn, nets):
     x = nets.input(enrnn.shapes, STEPS, 1).double()
     found = gradient_norms(enrnn, x, "frobenius")

@@ -119,6 +119,31 @@ class TestRunner:
         assert (job.state, job.due_at, job.tries) == ("failed", None, 1)
         assert str(problem) in job.error
 
+    def test_a_bug_gives_up_what_waits_for_others(self, jobs):
+        class Reporting(Webhooks):
+            most_tries: ClassVar[int | None] = 9
+            fails_by_bugs: ClassVar[bool] = True
+
+        handler, now = Reporting(jobs), [0.0]
+        jobs.put(make("webhook"))
+        for problem, state in ((NotDoneError("away"), "queued"), (KeyError("bug"), "failed")):
+            handler.problem = problem
+            JobRunner(jobs, [handler], clock=lambda: now[0]).tick(handler)
+            (job,) = jobs.list("webhook")
+            now[0] = job.due_at or now[0]
+            assert job.state == state
+        jobs.put(JobRow(kind="webhook", key="k", request={}, created_at=0.0, due_at=0.0))
+        assert jobs.list("webhook")[0].tries == 0, "asked for again, it begins anew"
+
+    def test_what_is_cancelled_while_it_is_tried_stays_so(self, jobs):
+        jobs.put(make("webhook"))
+        (job,) = jobs.list_due("webhook", 1.0)
+        cancelled = make("webhook")
+        cancelled.state, cancelled.due_at = "cancelled", None
+        jobs.put(cancelled)
+        jobs.put_off(job, "away", 5.0)
+        assert not has_open(jobs, "webhook")
+
     def test_a_service_that_stops_leaves_the_job_to_the_next(self, jobs):
         handler = Webhooks(jobs)
         handler.problem = StoppedError()

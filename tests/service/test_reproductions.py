@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -24,6 +25,7 @@ from eigensweep.service.record.requests.reproductions import Wanted
 from eigensweep.service.record.sql import database
 from eigensweep.service.settings import Settings
 from eigensweep.store.checkpoints import Store, replicate_key
+from eigensweep.store.places.durable_files import StoreAwayError
 
 
 @pytest.fixture
@@ -82,6 +84,26 @@ def test_it_ends_in_a_report_and_is_not_run_again(client, reproducer, play):
         assert fetched.headers["content-type"].startswith(kind)
     assert post(client).status_code == 200
     assert len(client.get("/v1/experiments").json()["items"]) == 1
+
+
+def test_a_report_waits_for_the_store_and_misses_no_curve(client, reproducer, play, monkeypatch):
+    posted = post(client).json()
+    play(posted["experiments"][0]["id"])
+
+    def read(*_: Any, **__: Any) -> None:
+        raise StoreAwayError("the store does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "points", read)
+        assert reproducer.tick(), "it is still open"
+    waits = client.get(posted["links"]["self"]).json()
+    assert (waits["state"], waits["error"]) == ("reporting", "the store does not answer")
+    reproducer.runner.clock = lambda: time.time() + 3600
+    assert not reproducer.tick()
+    ended = client.get(posted["links"]["self"]).json()
+    assert (ended["state"], ended["error"]) == ("finished", None)
+    results = read_results(client.get(ended["links"]["report"]["results"]).content)
+    assert all(trial.curves for each in results.experiments for trial in each.trials)
 
 
 def test_a_report_by_earlier_rules_is_remade_untrained(client, reproducer, play, monkeypatch):

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from orders import make_order
 from sweeps import spec
 
-from eigensweep.analyses.base import Folders, TrialSubject
-from eigensweep.analyses.weights import load_snapshot
+from eigensweep.analyses.base import Folders, TrialOptions, TrialSubject
+from eigensweep.analyses.weights import load_network, load_snapshot
 from eigensweep.protocol import code
 from eigensweep.protocol.code import (
     ForeignCodeError,
@@ -39,6 +40,7 @@ from eigensweep.store.commits.head import StaleAttemptError
 from eigensweep.store.marks import pause_mark
 from eigensweep.store.upkeep.thinning import thin_out
 from eigensweep.training.attempt import Attempt, cancel_mark
+from eigensweep.training.weights import NoWeightsError, read_weights
 
 
 def order(folder: Path, attempt: int = 1, reported: int = 0, **fields: Any) -> Order:
@@ -223,15 +225,32 @@ class TestKnownSeeds:
         whole = to_the_end(Attempt(order(tmp_path / "all", **longer), "cpu"))
         assert drop_time(reports[-1]) == drop_time(whole[-1])
 
+    def test_the_best_weights_go_with_them_where_they_are_left(self, tmp_path):
+        known = split_seeds(to_the_end(Attempt(order(tmp_path), "cpu"))[-1].result)
+        thin_out(Store(tmp_path), "e1/00003", "best", 1)
+        two = replace(order(tmp_path, replicates=2), experiment="e2", donor=Source("e1", 3))
+        attempt = Attempt(replace(two, known=summarise(known)), "cpu")
+        assert attempt.replicates[0].training.is_finished
+        one, other = (Store(tmp_path).kept.best(f"e{n}/00003/0") for n in (1, 2))
+        assert (one["step"], one["seed"]) == (other["step"], other["seed"])
+        assert all(torch.equal(one["weights"][name], w) for name, w in other["weights"].items())
+        options = TrialOptions(weights="best")
+        network = load_network(options, self.make_subject(attempt), Folders(str(tmp_path)))
+        assert network.step == one["step"]
+
+    def make_subject(self, attempt: Attempt) -> TrialSubject:
+        config = attempt.replicates[0].training.config.model_dump(mode="json")
+        return TrialSubject(
+            experiment="e2", number=3, arm="scornn", state="completed",
+            config=config, place="e2/00003", value=0.1, step=20,
+        )  # fmt: skip
+
     def test_their_weights_are_missed_in_words(self, tmp_path):
         attempt = Attempt(self.train_one(tmp_path), "cpu")
-        config = attempt.replicates[0].training.config
-        subject = TrialSubject(
-            experiment="e2", number=3, arm="scornn", state="completed",
-            config=config.model_dump(mode="json"), place="e2/00003", value=0.1, step=20,
-        )  # fmt: skip
         with pytest.raises(ValueError, match="its result was taken up without them"):
-            load_snapshot(subject, 0, Folders(str(tmp_path)))
+            load_snapshot(self.make_subject(attempt), 0, Folders(str(tmp_path)))
+        with Store(tmp_path).open_newest("e2/00003/0") as file, pytest.raises(NoWeightsError):
+            read_weights(file.read(), attempt.replicates[0].training.config, "last")
 
 
 class TestRungs:

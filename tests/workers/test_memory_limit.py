@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import queue
 import subprocess
 import sys
 import threading
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers.waiting import PATIENCE
@@ -17,6 +19,7 @@ from orders import make_order
 
 from bench.trial_memory import make_config, measure
 from eigensweep.search_spaces.checks.memory import PROCESS, estimate_memory
+from eigensweep.training import memory_limit
 from eigensweep.training.memory import give_back, private_bytes
 from eigensweep.training.memory_limit import EXIT_CODE, MemoryWatch, read_last_words, watch
 
@@ -92,6 +95,20 @@ def test_what_is_held_counts_and_what_was_given_back_does_not():
     watching.stop()
     assert ended[0] > own + 200 * MB
     assert len(kept) == 400 * MB
+
+
+def test_a_store_that_does_not_answer_keeps_nobody_alive(monkeypatch):
+    exits, answer = queue.SimpleQueue(), threading.Event()
+    files = SimpleNamespace(write=lambda *_: answer.wait())
+    monkeypatch.setattr(memory_limit, "Store", lambda _: SimpleNamespace(files=files))
+    monkeypatch.setattr(memory_limit, "os", SimpleNamespace(_exit=exits.put, getpid=os.getpid))
+    monkeypatch.setattr(memory_limit, "WORDS_SECONDS", 0.01)
+    watching = watch(make_order(memory_limit=1))
+    try:
+        assert exits.get(timeout=PATIENCE) == EXIT_CODE
+    finally:
+        answer.set()
+        watching.stop()
 
 
 def test_trials_in_lanes_and_without_a_limit_are_not_watched():

@@ -107,3 +107,19 @@ def test_a_shape_that_cannot_share_gets_one_lane_and_the_reason(monkeypatch):
     monkeypatch.setattr(sizing, "explain_alone", lambda config: "it runs alone")
     choice = choose_lanes(TrialConfig.from_dict(CONTENT), "cpu")
     assert (choice.lanes, choice.why) == (1, "it runs alone")
+
+
+def test_a_network_that_would_diverge_stays_where_it_is_while_it_is_timed():
+    diverging = TrialConfig.from_dict({**CONTENT, "optimizer": {"lr": 100.0}})
+    training = sizing._Bench(diverging, "cpu", None)._make(0)
+    before = training.weights()
+    training.run(5)
+    torch.testing.assert_close(training.weights(), before, atol=1e-20, rtol=0)
+
+
+def test_a_network_without_a_finite_loss_is_not_timed_for_ever():
+    bench = sizing._Bench(TrialConfig.from_dict(CONTENT), "cpu", None)
+    training = bench._make(0)
+    training.outcome = "diverged"
+    with pytest.raises(RuntimeError, match="is not finite"):
+        bench._time(training, lambda: None)

@@ -42,6 +42,9 @@ MOST_LANES = 512
 ROUNDS, ROUND_SECONDS = 3, 0.5
 """Each number of lanes is timed so often, for so long; the median counts."""
 
+STILL_RATE = 1e-30
+"""The learning rate of what is timed: at one of a search's ends a network may diverge."""
+
 
 @dataclass(frozen=True)
 class Measurement:
@@ -213,7 +216,8 @@ class _Bench:
         endless = config.training.model_copy(
             update={"steps": 10**9, "evaluate_every": 10**9, "log_every": 10**9, "patience": None}
         )
-        self._config = config.model_copy(update={"training": endless})
+        still = config.optimizer.model_copy(update={"lr": STILL_RATE, "lr_orth": STILL_RATE})
+        self._config = config.model_copy(update={"training": endless, "optimizer": still})
         self._device, self._data_root = device, data_root
         self._is_cuda = torch.device(device).type == "cuda"
         self.free_bytes: int | None = torch.cuda.mem_get_info(device)[0] if self._is_cuda else None
@@ -246,6 +250,8 @@ class _Bench:
         for _ in range(1 + ROUNDS):
             before, began = training.step, time.perf_counter()
             while training.step == before:  # the first call may only evaluate
+                if training.is_finished:
+                    raise RuntimeError("its steps cannot be timed: its loss is not finite")
                 began = time.perf_counter()
                 act()
             rounds.append((time.perf_counter() - began) / (training.step - before))
