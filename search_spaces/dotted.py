@@ -54,6 +54,10 @@ def _enter(node: Any, key: str, path: str) -> Any:
         raise PathError(f"{path}: {path.rpartition('.')[0]} is {node!r}, which holds no fields")
     if key == "arms" and key not in node:
         raise PathError(f"{path}: this spec has no arms; its one model is at 'model'")
+    arms = node.get("arms")
+    if path == "model" and isinstance(arms, list) and arms:
+        first = f"arms.{_name(arms[0]) or 0}.model"
+        raise PathError(f"{path}: this spec has arms, each with its own model, such as '{first}'")
     if node.get(key) is None:
         node[key] = {}
     return node[key]

@@ -72,7 +72,12 @@ class Client(Connection):
             return with_settings(source, settings)
         if isinstance(source, Path) or looks_like_a_file(source):
             return with_settings(read(source), settings)
-        return with_settings(self.get(f"/v1/presets/{quote(source)}")["spec"], settings)
+        try:
+            return with_settings(self.get(f"/v1/presets/{quote(source)}")["spec"], settings)
+        except (RefusedError, KeyError):
+            if Path(source).is_dir():  # beside a preset of that name it is not meant
+                read(source)
+            raise
 
     def experiment(self, name: str) -> Experiment:
         """Return an experiment that was posted before: see `find_id` for what names it."""

@@ -65,12 +65,21 @@ def read(source: str | Path) -> dict[str, object]:
             text = Path(source).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "not a text file in UTF-8"
+            if isinstance(error, IsADirectoryError):
+                reason = _describe_folder(Path(source))
             raise InputError(f"{where}: {reason}") from error
     spec = parse_toml(text, where) if where.endswith(".toml") else parse(text, where)
     if not isinstance(spec, dict):
         found = "nothing" if spec is None else f"a {type(spec).__name__}"
         raise InputError(f"{where}: a spec is a mapping of names to values; this holds {found}")
     return spec
+
+
+def _describe_folder(folder: Path) -> str:
+    files = [name for each in folder.glob("*.*") if looks_like_a_file(name := str(each))]
+    if not files:
+        return "this is a folder without a YAML, JSON or TOML file"
+    return f"this is a folder; give a file, such as {', '.join(sorted(files)[:3])}"
 
 
 def parse_settings(settings: list[str]) -> dict[str, object]:

@@ -242,7 +242,14 @@ def export(
     """Write all trials of an experiment to a file for other programs."""
     if optuna.suffix != ".journal":
         raise InputError(f"{optuna}: a study is exported to a file named *.journal")
-    call.client.experiment(experiment).export(optuna)
+    _export(call, call.client.experiment(experiment), optuna)
+
+
+def _export(call: Call, experiment: Experiment, file: Path) -> None:
+    """Write all trials of an experiment to a file, and say so."""
+    experiment.export(file)
+    about = {"experiment": experiment.id, "file": str(file)}
+    call.tell(about, "the trials of {experiment}: {file}".format_map)
 
 
 @command(app)
@@ -264,7 +271,7 @@ def trials(
     """Rank an experiment's trials beside the baseline, or show one in full."""
     found = call.client.experiment(experiment)
     if out is not None:
-        found.export(out)
+        _export(call, found, out)
     elif number is not None:
         hint = "--json has its whole configuration, its reports and its result"
         call.tell(found.trial(number), lambda trial: f"{trial}\n\n{hint}")

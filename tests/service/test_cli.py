@@ -143,6 +143,30 @@ def test_an_unknown_name_exits_with_2_and_lists_the_known(
     assert message in done.stderr
 
 
+def test_a_folder_is_told_with_the_files_in_it(
+    cli: Cli, spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "quickstart").mkdir()  # beside a preset of this name
+    (tmp_path / "folder.yaml").mkdir()
+    (tmp_path / "notes").touch()
+    words = "this is a folder; give a file, such as "
+    for folder, files in ((".", "folder.yaml, spec.yaml"), (str(tmp_path), spec)):
+        done = cli("submit", folder)
+        assert (done.exit_code, words in done.stderr, files in done.stderr) == (2, True, True)
+    empty = "folder.yaml: this is a folder without a YAML, JSON or TOML file"
+    assert empty in cli("submit", "folder.yaml").stderr
+    assert cli("preview", "quickstart").exit_code == 0
+
+
+def test_a_model_of_several_arms_is_told_with_the_place_of_one(cli: Cli, spec: str) -> None:
+    id = json.loads(cli("submit", spec, "--follow", "--json").stdout.splitlines()[-1])["id"]
+    done = cli("extend", id, "--set", "model.hidden_size=9")
+    assert done.exit_code == 2
+    words = "model: this spec has arms, each with its own model, such as 'arms.lstm.model'"
+    assert words in done.stderr
+
+
 def test_with_json_a_problem_is_json_too(cli: Cli, spec: str) -> None:
     done = cli("submit", spec, "--json", "--set", "training.steps=0")
 
@@ -543,6 +567,7 @@ def test_exported_trials_have_all_parameters_and_metrics(
 
     done = cli("trials", id, "--out", str(file))
 
+    assert done.stdout == f"the trials of {id}: {file}\n"
     frame = pd.read_csv(file) if suffix == "csv" else pd.read_parquet(file)
     assert done.exit_code == 0
     assert sorted(frame["trial"]) == [0, 1, 2, 3]
@@ -561,7 +586,7 @@ def test_an_experiment_is_exported_as_a_study_that_optuna_opens(
 
     done = cli("export", id, "--optuna", str(file))
 
-    assert done.exit_code == 0, done.stderr
+    assert (done.exit_code, done.stdout) == (0, f"the trials of {id}: {file}\n"), done.stderr
     storage = JournalStorage(JournalFileBackend(str(file)))
     (study,) = storage.get_all_studies()
     assert study.study_name.endswith(f"({id})")
