@@ -474,6 +474,11 @@ def restore(
         if storage is not None:
             _put_into_store(folder / "storage", storage)
         os.replace(folder, home)  # takes the place of an empty folder
+        try:
+            stack.close()  # the database has the record from now on
+        except BaseException:
+            os.replace(home, folder)
+            raise
     return manifest
 
 

@@ -23,6 +23,7 @@ from helpers.schema_of_0_2 import make_schema_of_0_2
 from helpers.waiting import PATIENCE, wait_until
 from orders import make_order
 from sqlalchemy import text
+from sqlalchemy.dialects.postgresql.base import PGDialect
 from sqlalchemy.exc import OperationalError
 from typer.testing import CliRunner
 
@@ -296,6 +297,30 @@ class TestRefusals:
             with pytest.raises(BackupError, match="not empty"):
                 restore(file, home, storage=place)
         assert not home.exists()
+
+    def test_a_database_that_fails_at_the_end_leaves_all_as_it_was(
+        self, settings, tmp_path, postgresql_url, monkeypatch
+    ):
+        file, home, id = tmp_path / "b.tar.gz", tmp_path / "copy", post(settings)
+        back_up(settings, file)
+
+        commit = PGDialect.do_commit
+
+        def fail_at_the_end(dialect: PGDialect, connection: Any) -> None:
+            if home.exists():
+                raise OperationalError(
+                    "COMMIT", None, Exception("the server closed the connection")
+                )
+            commit(dialect, connection)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(PGDialect, "do_commit", fail_at_the_end)
+            with pytest.raises(OperationalError, match="closed the connection"):
+                restore(file, home, postgresql_url)
+        assert not home.exists()
+        assert [path.name for path in tmp_path.iterdir() if "copy" in path.name] == []
+        restore(file, home, postgresql_url)
+        assert Record(postgresql_url).row(id).state == "queued"
 
     def test_a_home_that_holds_something_is_left_alone(self, settings, tmp_path):
         back_up(settings, tmp_path / "b.tar.gz")
