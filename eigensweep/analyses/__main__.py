@@ -16,6 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from eigensweep.analyses import ANALYSES
 from eigensweep.analyses.base import Findings, Folders
 from eigensweep.analyses.delivery import NotDeliveredError, deliver
@@ -59,7 +61,14 @@ def _analyse(order: AnalysisOrder, folder: Path) -> None:
     analysis = ANALYSES[order.name]
     options = analysis.Options.model_validate(order.options)
     folders = Folders(order.storage, Path(order.data_root) if order.data_root else None)
-    findings = analysis.run(options, order.subject, folders)
+    try:
+        findings = analysis.run(options, order.subject, folders)
+    except ValidationError as error:
+        if any(each["type"] == "finite_number" for each in error.errors()):
+            raise ValueError(NOT_FINITE) from error
+        raise
+    _write_table(folder / TABLE, findings)
+    save(analysis.plot, findings.content, folder / PNG, folder / SVG)
     content = {
         "analysis": order.name,
         "id": order.id,
@@ -68,13 +77,7 @@ def _analyse(order: AnalysisOrder, folder: Path) -> None:
         **_describe_subject(order),
         **findings.content.model_dump(mode="json"),
     }
-    try:
-        numbers = json.dumps(content, allow_nan=False).encode()
-    except ValueError as error:
-        raise ValueError(NOT_FINITE) from error
-    _write_table(folder / TABLE, findings)
-    save(analysis.plot, findings.content, folder / PNG, folder / SVG)
-    write_whole(folder / RESULT, numbers)
+    write_whole(folder / RESULT, json.dumps(content, allow_nan=False).encode())
 
 
 def _describe_subject(order: AnalysisOrder) -> dict[str, str | int]:

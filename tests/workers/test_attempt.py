@@ -249,8 +249,11 @@ class TestKnownSeeds:
         attempt = Attempt(self.train_one(tmp_path), "cpu")
         with pytest.raises(ValueError, match="its result was taken up without them"):
             load_snapshot(self.make_subject(attempt), 0, Folders(str(tmp_path)))
-        with Store(tmp_path).open_newest("e2/00003/0") as file, pytest.raises(NoWeightsError):
-            read_weights(file.read(), attempt.replicates[0].training.config, "last")
+        with Store(tmp_path).open_newest("e2/00003/0") as file:
+            file.seek(0)
+            content = file.read()
+        with pytest.raises(NoWeightsError, match="without weights"):
+            read_weights(content, attempt.replicates[0].training.config, "last")
 
 
 class TestRungs:
