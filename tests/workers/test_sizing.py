@@ -109,7 +109,7 @@ def test_a_shape_that_cannot_share_gets_one_lane_and_the_reason(monkeypatch):
     assert (choice.lanes, choice.why) == (1, "it runs alone")
 
 
-def test_a_network_that_would_diverge_stays_where_it_is_while_it_is_timed():
+def test_what_would_diverge_stays_as_it_is_while_timed():
     diverging = TrialConfig.from_dict({**CONTENT, "optimizer": {"lr": 100.0}})
     training = sizing._Bench(diverging, "cpu", None)._make(0)
     before = training.weights()
