@@ -6,6 +6,7 @@ names are involved, which names exist.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
@@ -120,8 +121,11 @@ def end_of_sentence(text: str) -> str:
 
     >>> end_of_sentence("Input should be greater than 0")
     'should be greater than 0'
+    >>> end_of_sentence("Tuple should have at most 4 items after validation, not 5")
+    'should have at most 4 items, not 5'
     """
-    text = text.removeprefix("Value error, ").removeprefix("Input ")
+    text = text.removeprefix("Value error, ").replace(" after validation,", ",")
+    text = re.sub(r"^\w+ (?=should )", "", text)
     return text[:1].lower() + text[1:]
 
 

@@ -209,8 +209,8 @@ def keep_finished(folder: Path, note: str | None) -> list[Path]:
             continue
         results = collect(reproducer.make_order(found))
         about: dict[str, object] = {"note": note}
-        if found.state == "finished":
-            report = json.loads((kept.folder / found.id / JSON).read_bytes())
+        if (place := kept.folder / found.id / JSON).is_file():
+            report = json.loads(place.read_bytes())
             about |= {name: report[name] for name in ("versions", "revision", "processor")}
             about |= {"made_at": datetime.fromisoformat(report["made_at"])}
         if (path := _keep(results.model_copy(update=about), folder)) is not None:

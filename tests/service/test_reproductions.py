@@ -458,6 +458,21 @@ class TestCommandLine:
         assert run("--results-only", "--results", str(place.parent)).exit_code == 0
         assert all(trial.curves for trial in read_results(place.read_bytes()).experiments[0].trials)
 
+    def test_results_are_kept_though_the_report_is_gone(
+        self, client, reproducer, play, run, tmp_path, monkeypatch, record, settings
+    ):
+        posted = post(client).json()
+        play(posted["experiments"][0]["id"])
+        reproducer.tick()
+        assert client.get(posted["links"]["self"]).json()["state"] == "finished"
+        shutil.rmtree(settings.home / "reproductions" / posted["id"])
+        monkeypatch.setenv("EIGENSWEEP_HOME", str(settings.home))
+        monkeypatch.setenv("EIGENSWEEP_DATABASE_URL", record.url)
+        place = tmp_path / "kept" / name_file(NAME, "short")
+        done = run("--results-only", "--results", str(place.parent))
+        assert done.exit_code == 0, done.output
+        assert all(trial.curves for trial in read_results(place.read_bytes()).experiments[0].trials)
+
     def test_all_leaves_out_what_needs_a_licence(self, client):
         from eigensweep.command.reproduce import choose
 

@@ -408,6 +408,9 @@ class TestSettingsAndApi:
         )
         assert (refused.status_code, refused.json()["errors"][0]["path"]) == (422, "notify")
         assert HOST in refused.json()["detail"]
+        many = [f"https://{n}.example/" for n in range(5)]
+        refused = client.post("/v1/experiments", params={"notify": many}, json=spec())
+        assert refused.json()["detail"] == "'notify' should have at most 4 items, not 5"
         assert record.experiments() == []
 
         posted = client.post("/v1/experiments", params={"notify": address}, json=spec())
