@@ -123,9 +123,11 @@ def end_of_sentence(text: str) -> str:
     'should be greater than 0'
     >>> end_of_sentence("Tuple should have at most 4 items after validation, not 5")
     'should have at most 4 items, not 5'
+    >>> end_of_sentence("Value error, steps should be above 0")
+    'steps should be above 0'
     """
-    text = text.removeprefix("Value error, ").replace(" after validation,", ",")
-    text = re.sub(r"^\w+ (?=should )", "", text)
+    text = re.sub(r"^([A-Z]\w+ (?=should )|Input |Value error, )", "", text)
+    text = text.replace(" after validation,", ",")
     return text[:1].lower() + text[1:]
 
 

@@ -36,7 +36,7 @@ from eigensweep.results.figures import save
 from eigensweep.store.places.durable_files import DamagedError, StorageError, write_whole
 
 NOT_FINITE = (
-    "with these weights its numbers grow beyond what a computer can hold; ask for other weights "
+    "with these weights the analysis gets numbers that are not finite; ask for other weights "
     "('initial', 'best' or 'last'), or for a smaller 'length'"
 )
 
@@ -51,7 +51,7 @@ def main(folder: Path, text: str) -> None:
     except (ValueError, OSError, DamagedError) as error:
         outcome = Outcome(error=str(error))
     except StorageError as error:
-        outcome = Outcome(error=str(error), is_passing=True)
+        outcome = Outcome(error=str(error), is_temporary=True)
     except Exception:  # a bug is kept with its traceback
         outcome = Outcome(error=traceback.format_exc())
     write_whole(folder / OUTCOME, outcome.model_dump_json().encode())

@@ -47,8 +47,8 @@ class ChildOutcome(Strict):
 
     error: str | None = None
     """None if it succeeded; else why it cannot be done, or the traceback of a bug."""
-    is_passing: bool = False
-    """Whether it can be done later: the store could not be read."""
+    is_temporary: bool = False
+    """Whether the same work may succeed later: the store could not be read."""
 
 
 class Outcome(ChildOutcome):

@@ -186,7 +186,7 @@ def keep_finished(folder: Path, note: str | None) -> list[Path]:
     Raises:
         SQLAlchemyError: if the record cannot be read.
         OSError: if a file cannot be read.
-        StorageError: if the store cannot be read, or a file not be written.
+        StorageError: if the store cannot be read, or a file cannot be written.
     """
     from eigensweep.reports.messages import JSON
     from eigensweep.reports.results import collect

@@ -46,7 +46,7 @@ def main(folder: Path, text: str) -> None:
             wanted=None if content.looks is None else content.looks.wanted,
         )
     except StorageError as error:
-        outcome = ReportOutcome(error=str(error), is_passing=True)
+        outcome = ReportOutcome(error=str(error), is_temporary=True)
     except Exception:  # a bug is kept with its traceback
         outcome = ReportOutcome(error=traceback.format_exc())
     write_whole(folder / OUTCOME, outcome.model_dump_json().encode())

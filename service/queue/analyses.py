@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from eigensweep.analyses.messages import AnalysisOrder, Outcome
-from eigensweep.service.queue.jobs import Handler
+from eigensweep.service.queue.jobs import ReadingHandler
 from eigensweep.service.record.requests.analyses import Analyses, AnalysisRecord
 from eigensweep.service.record.sql.tables import JobKind, JobRow
 
@@ -15,15 +15,11 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class AnalysisHandler(Handler):
+class AnalysisHandler(ReadingHandler):
     """Carries out what was asked for, the oldest first."""
 
     kind: ClassVar[JobKind] = "analysis"
     module: ClassVar[str] = "eigensweep.analyses"
-    longest_pause: ClassVar[float] = 1800.0
-    most_tries: ClassVar[int | None] = 48
-    """One that cannot read the store is given up after about a day."""
-    fails_by_bugs: ClassVar[bool] = True
     analyses: Analyses
     storage: str
     """Folder of checkpoints and curves."""

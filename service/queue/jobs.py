@@ -67,7 +67,7 @@ class ChildRunner:
             outcome = kind.model_validate_json((folder / OUTCOME).read_bytes())
         except (OSError, ValueError):
             return kind(error=problem or "its process ended without writing an outcome")
-        if outcome.is_passing:
+        if outcome.is_temporary:
             raise NotDoneError(outcome.error)
         return outcome
 
@@ -169,6 +169,15 @@ class Handler:
         """End the current job soon; the next service goes on with it."""
         self.stopping.set()
         self.children.kill()
+
+
+@dataclass
+class ReadingHandler(Handler):
+    """Does jobs whose child reads the store: if it cannot, they are tried again for about a day."""
+
+    longest_pause: ClassVar[float] = 1800.0
+    most_tries: ClassVar[int | None] = 48
+    fails_by_bugs: ClassVar[bool] = True
 
 
 @dataclass

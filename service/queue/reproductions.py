@@ -21,7 +21,7 @@ from eigensweep.search_spaces.shipped.reproductions import (
     load_suite,
 )
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.service.queue.jobs import Handler
+from eigensweep.service.queue.jobs import ReadingHandler
 from eigensweep.service.record.errors import ConflictError, NotFoundError
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.requests.analyses import Analyses
@@ -47,15 +47,11 @@ MOST_TRIALS: Final = 5000
 
 
 @dataclass
-class ReproductionHandler(Handler):
+class ReproductionHandler(ReadingHandler):
     """Takes each open reproduction through all stages that are possible now."""
 
     kind: ClassVar[JobKind] = "reproduction"
     module: ClassVar[str] = "eigensweep.reports"
-    longest_pause: ClassVar[float] = 1800.0
-    most_tries: ClassVar[int | None] = 48
-    """One whose report cannot read the store is given up after about a day."""
-    fails_by_bugs: ClassVar[bool] = True
     reproductions: Reproductions
     record: Record
     analyses: Analyses

@@ -477,10 +477,10 @@ def test_a_request_that_cannot_be_met_is_told_in_words(enrnn, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("error", "is_passing"), [(StoreAwayError("no answer"), True), (DamagedError("cut"), False)]
+    ("error", "is_temporary"), [(StoreAwayError("no answer"), True), (DamagedError("cut"), False)]
 )
 def test_what_cannot_be_read_now_is_told_from_what_is_damaged(
-    sizes, folders, tmp_path, monkeypatch, error, is_passing
+    sizes, folders, tmp_path, monkeypatch, error, is_temporary
 ):
     def read(*_: Any, **__: Any) -> None:
         raise error
@@ -491,7 +491,7 @@ def test_what_cannot_be_read_now_is_told_from_what_is_damaged(
     )
     main(tmp_path, order.model_dump_json())
     outcome = Outcome.model_validate_json((tmp_path / "outcome.json").read_bytes())
-    assert (outcome.error, outcome.is_passing) == (str(error), is_passing)
+    assert (outcome.error, outcome.is_temporary) == (str(error), is_temporary)
 
 
 def test_numbers_beyond_all_bounds_are_told_in_words(enrnn, folders, tmp_path, monkeypatch):
@@ -502,7 +502,9 @@ def test_numbers_beyond_all_bounds_are_told_in_words(enrnn, folders, tmp_path, m
     main(tmp_path, order.model_dump_json())
     outcome = Outcome.model_validate_json((tmp_path / "outcome.json").read_bytes())
     assert outcome.error is not None
-    assert outcome.error.startswith("with these weights its numbers grow beyond")
+    assert outcome.error.startswith(
+        "with these weights the analysis gets numbers that are not finite"
+    )
     assert not (tmp_path / "figure.png").exists()
 
 
