@@ -36,6 +36,7 @@ print("loaded", flush=True)
 time.sleep(3600)
 """
 Launch = Callable[..., DriverProcess]
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="others cannot end a stopped process so")
 
 
 @pytest.fixture(scope="module")
@@ -155,8 +156,9 @@ def test_drivers_outlive_their_zygote_and_the_next_one_forks_on(
     assert driver.death == Death(UNSEEN, "unseen")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone ends a stopped process so")
-@pytest.mark.parametrize("when", ["while it loads", "while it is stopped"])
+@pytest.mark.parametrize(
+    "when", ["while it loads", pytest.param("while it is stopped", marks=LINUX)]
+)
 def test_it_ends_with_its_starter_at_any_moment(when):
     with subprocess.Popen(
         [sys.executable, "-c", STARTER], stdout=subprocess.PIPE, text=True
