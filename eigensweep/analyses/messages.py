@@ -48,7 +48,7 @@ class ChildOutcome(Strict):
     error: str | None = None
     """None if it succeeded; else why it cannot be done, or the traceback of a bug."""
     is_temporary: bool = False
-    """Whether the same work may succeed later: the store could not be read."""
+    """Whether the same work may succeed later: the store or the disk did not work."""
 
 
 class Outcome(ChildOutcome):

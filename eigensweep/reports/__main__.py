@@ -31,7 +31,7 @@ from eigensweep.reports.messages import (
 )
 from eigensweep.reports.report import ReportContent, make_report
 from eigensweep.reports.results import collect, write_results
-from eigensweep.store.places.durable_files import StorageError, write_whole
+from eigensweep.store.places.durable_files import StorageError, disk_failure, write_whole
 
 
 def main(folder: Path, text: str) -> None:
@@ -47,8 +47,9 @@ def main(folder: Path, text: str) -> None:
         )
     except StorageError as error:
         outcome = ReportOutcome(error=str(error), is_temporary=True)
-    except Exception:  # a bug is kept with its traceback
-        outcome = ReportOutcome(error=traceback.format_exc())
+    except Exception as error:  # a bug is kept with its traceback
+        is_temporary = disk_failure(error) is not None
+        outcome = ReportOutcome(error=traceback.format_exc(), is_temporary=is_temporary)
     write_whole(folder / OUTCOME, outcome.model_dump_json().encode())
 
 

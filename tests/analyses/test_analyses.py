@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import math
 from dataclasses import replace
@@ -501,7 +502,13 @@ def test_a_request_that_cannot_be_met_is_told_in_words(enrnn, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("error", "is_temporary"), [(StoreAwayError("no answer"), True), (DamagedError("cut"), False)]
+    ("error", "is_temporary"),
+    [
+        (StoreAwayError("no answer"), True),
+        (OSError(errno.ENOSPC, "No space left on device"), True),
+        (DamagedError("cut"), False),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory"), False),
+    ],
 )
 def test_what_cannot_be_read_now_is_told_from_what_is_damaged(
     sizes, folders, tmp_path, monkeypatch, error, is_temporary
