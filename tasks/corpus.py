@@ -9,7 +9,8 @@ from __future__ import annotations
 import gzip
 import hashlib
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -89,12 +90,13 @@ class Corpus:
             CorpusMissingError: if the file is missing, or has other contents than expected.
         """
         path, decode = self._find(name, data_root)
+        with expected_there(self._instruction(data_root)):
+            stored, stamp = path.read_bytes(), (path, path.stat().st_mtime_ns)
         try:
-            content = decode(path.read_bytes())
+            content = decode(stored)
         except ValueError as error:
             raise self._mismatch(f"{path} {error}", data_root) from error
         size, expected = self.files[name]
-        stamp = (path, path.stat().st_mtime_ns)
         if stamp not in _verified:
             if len(content) != size:
                 raise self._mismatch(
@@ -116,7 +118,8 @@ class Corpus:
             path = data_root / form.path
             if not path.is_file():
                 continue
-            found, size = path.stat().st_size, form.size
+            with expected_there(self._instruction(data_root)):
+                found, size = path.stat().st_size, form.size
             if size is None and form.decode is bytes:
                 size = plain.size
             if size is not None and size != found:
@@ -135,6 +138,19 @@ class Corpus:
             f"`eigensweep data fetch {self.folder}` gets it. "
             f"Put {', '.join(self.files)} into '{self.folder}' under {root}: {self.origin}"
         )
+
+
+@contextmanager
+def expected_there(instruction: str) -> Iterator[None]:
+    """Say of a file that vanishes after it was found that the corpus is missing.
+
+    Raises:
+        CorpusMissingError: if that happens; `instruction` says how a person gets the corpus.
+    """
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise CorpusMissingError(f"there is no {error.filename} any more. {instruction}") from error
 
 
 def find_problem(content: bytes, expected: str | None, corpus: Corpus) -> str | None:

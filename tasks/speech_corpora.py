@@ -18,7 +18,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from eigensweep.tasks.corpus import CorpusMismatchError, CorpusMissingError
+from eigensweep.tasks.corpus import CorpusMismatchError, CorpusMissingError, expected_there
 from eigensweep.tasks.speech_files import RATE, read_recording
 
 Part = Literal["train", "valid", "test"]
@@ -100,7 +100,8 @@ def read_recordings(listed: RecordingList) -> dict[Part, list[NDArray[np.int16]]
     """Return the samples of every recording, each (n,), at 8 kHz.
 
     Raises:
-        CorpusMismatchError: if a file cannot be read, is too long, or has other contents than
+        CorpusMissingError: if a file has vanished.
+        CorpusMismatchError: if one cannot be read, is too long, or has other contents than
             expected.
     """
     found: dict[Part, list[NDArray[np.int16]]] = {}
@@ -108,7 +109,8 @@ def read_recordings(listed: RecordingList) -> dict[Part, list[NDArray[np.int16]]
     for part, paths in listed.paths.items():
         found[part] = []
         for path in paths:
-            content = path.read_bytes()
+            with expected_there(listed.origin):
+                content = path.read_bytes()
             if listed.sha256 is not None or listed.together is not None:
                 digests[path] = hashlib.sha256(content).hexdigest()
             if listed.sha256 is not None and digests[path] != listed.sha256[path]:
@@ -220,7 +222,8 @@ def _folder(name: str, digest: str | None, data_root: Path) -> RecordingList:
     )
     if not manifest.is_file():
         raise CorpusMissingError(f"there is no {manifest}; {origin}")
-    content = manifest.read_bytes()
+    with expected_there(origin):
+        content = manifest.read_bytes()
     found = hashlib.sha256(content).hexdigest()
     if digest != found:
         given = "none is given" if digest is None else f"it is {digest}"

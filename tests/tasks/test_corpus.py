@@ -1,6 +1,7 @@
 import pytest
 
-from eigensweep.tasks.corpus import CorpusMismatchError, CorpusMissingError
+from eigensweep.tasks import treebank
+from eigensweep.tasks.corpus import Corpus, CorpusMismatchError, CorpusMissingError
 from eigensweep.tasks.ptb_chars import PtbChars, PtbCharsConfig
 
 
@@ -31,6 +32,19 @@ def test_a_file_with_one_byte_changed_is_refused_when_read(small_corpora):
     task = PtbChars(PtbCharsConfig(batch_size=2, bptt=5), small_corpora)
     with pytest.raises(CorpusMismatchError, match=r"ptb.valid.txt has SHA-256 \w{64}; expected"):
         task.train_batch(0, seed=0)
+
+
+def test_a_file_that_vanishes_once_it_was_found_is_missing(small_corpora, monkeypatch):
+    path, find = small_corpora / "ptb" / "ptb.valid.txt", Corpus._find
+
+    def find_and_lose(corpus, name, data_root):
+        found = find(corpus, name, data_root)
+        path.unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(Corpus, "_find", find_and_lose)
+    with pytest.raises(CorpusMissingError, match=r"no .*ptb.valid.txt any more\. `eigensweep data"):
+        treebank.CORPUS.read("ptb.valid.txt", small_corpora)
 
 
 @pytest.mark.data

@@ -151,6 +151,12 @@ class TestAFolderWithAManifest:
         with pytest.raises(CorpusMissingError, match=r"line 13: there is no .*900\.wav"):
             find_recordings("voices", digest, tmp_path)
 
+    def test_a_recording_that_vanishes_meanwhile_is_missing(self, tmp_path):
+        listed = find_recordings("voices", voices(tmp_path), tmp_path)
+        (tmp_path / "voices" / "test" / "900.wav").unlink()
+        with pytest.raises(CorpusMissingError, match=r"no .*900\.wav any more\. a folder of"):
+            read_recordings(listed)
+
     def test_a_recording_of_more_than_a_minute_is_refused(self, tmp_path):
         files = {part: {f"{part}.wav": riff(triangle(900))} for part in ("train", "valid", "test")}
         files["train"]["long.wav"] = riff(np.zeros(8_000 * 61))
