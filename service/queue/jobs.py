@@ -57,12 +57,14 @@ class ChildRunner:
         """Run a child that writes files into a folder; return the outcome among them.
 
         Raises:
-            NotDoneError: if it could not read the store.
+            NotDoneError: if it cannot be started, or could not read the store.
             StoppedError: if it was killed.
-            OSError: if it cannot be started.
         """
-        (folder / OUTCOME).unlink(missing_ok=True)
-        problem = self.run(folder, order.model_dump_json())
+        try:
+            (folder / OUTCOME).unlink(missing_ok=True)
+            problem = self.run(folder, order.model_dump_json())
+        except OSError as error:  # a full disk, or no memory for one process more
+            raise NotDoneError(f"{type(error).__name__}: {error}") from error
         try:
             outcome = kind.model_validate_json((folder / OUTCOME).read_bytes())
         except (OSError, ValueError):
