@@ -20,7 +20,7 @@ class CorpusMissingError(ValueError):
 
 
 class CorpusMismatchError(CorpusMissingError):
-    """A file has the expected name, but other contents."""
+    """A file has the expected name, but other contents, or may not be read."""
 
 
 @dataclass(frozen=True)
@@ -116,9 +116,9 @@ class Corpus:
         plain = Form(f"{self.folder}/{name}", self.files[name][0])
         for form in (plain, *self.other_forms.get(name, ())):
             path = data_root / form.path
-            if not path.is_file():
-                continue
             with expected_there(self._instruction(data_root)):
+                if not path.is_file():
+                    continue
                 found, size = path.stat().st_size, form.size
             if size is None and form.decode is bytes:
                 size = plain.size
@@ -142,15 +142,21 @@ class Corpus:
 
 @contextmanager
 def expected_there(instruction: str) -> Iterator[None]:
-    """Say of a file that vanishes after it was found that the corpus is missing.
+    """Say in words that files vanish after they were found, or may not be read.
 
     Raises:
-        CorpusMissingError: if that happens; `instruction` says how a person gets the corpus.
+        CorpusMissingError: if one vanishes; `instruction` says how a person gets the corpus.
+        CorpusMismatchError: if one may not be read.
     """
     try:
         yield
     except FileNotFoundError as error:
         raise CorpusMissingError(f"there is no {error.filename} any more. {instruction}") from error
+    except PermissionError as error:
+        raise CorpusMismatchError(
+            f"{error.filename} cannot be read: {error.strerror}. Give the user who runs this the "
+            "right to read it"
+        ) from error
 
 
 def find_problem(content: bytes, expected: str | None, corpus: Corpus) -> str | None:

@@ -1,8 +1,13 @@
+import errno
+import os
+from pathlib import Path
+
 import pytest
 
 from eigensweep.tasks import treebank
 from eigensweep.tasks.corpus import Corpus, CorpusMismatchError, CorpusMissingError
 from eigensweep.tasks.ptb_chars import PtbChars, PtbCharsConfig
+from eigensweep.training.errors import is_of_the_node
 
 
 def test_a_missing_file_is_told_with_path_and_what_to_put_there(tmp_path):
@@ -45,6 +50,22 @@ def test_a_file_that_vanishes_once_it_was_found_is_missing(small_corpora, monkey
     monkeypatch.setattr(Corpus, "_find", find_and_lose)
     with pytest.raises(CorpusMissingError, match=r"no .*ptb.valid.txt any more\. `eigensweep data"):
         treebank.CORPUS.read("ptb.valid.txt", small_corpora)
+
+
+@pytest.mark.parametrize("act", ["stat", "read_bytes"])
+def test_a_file_that_may_not_be_read_is_no_bug_of_a_trial(small_corpora, monkeypatch, act):
+    original = getattr(Path, act)
+
+    def refuse(path, **named):
+        if path.name == "ptb.valid.txt":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return original(path, **named)
+
+    monkeypatch.setattr(Path, act, refuse)
+    words = r"ptb.valid.txt cannot be read: Permission denied. Give the user"
+    with pytest.raises(CorpusMismatchError, match=words) as told:
+        treebank.CORPUS.read("ptb.valid.txt", small_corpora)
+    assert is_of_the_node(told.value)
 
 
 @pytest.mark.data
