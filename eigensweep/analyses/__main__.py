@@ -23,13 +23,13 @@ from eigensweep.analyses.base import Findings, Folders
 from eigensweep.analyses.delivery import NotDeliveredError, deliver
 from eigensweep.analyses.messages import (
     FILES,
-    OUTCOME,
     PNG,
     RESULT,
     SVG,
     TABLE,
     AnalysisOrder,
     Outcome,
+    leave_outcome,
 )
 from eigensweep.common.parents import end_with_parent
 from eigensweep.results.figures import save
@@ -59,7 +59,7 @@ def main(folder: Path, text: str) -> None:
         outcome = Outcome(error=str(error), is_temporary=disk_failure(error) is not None)
     except Exception:  # a bug is kept with its traceback
         outcome = Outcome(error=traceback.format_exc())
-    write_whole(folder / OUTCOME, outcome.model_dump_json().encode())
+    leave_outcome(folder, outcome)
 
 
 def _analyse(order: AnalysisOrder, folder: Path) -> None:

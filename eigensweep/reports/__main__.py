@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from eigensweep.analyses.delivery import NotDeliveredError, deliver_files
-from eigensweep.analyses.messages import PNG, SVG
+from eigensweep.analyses.messages import PNG, SVG, leave_outcome
 from eigensweep.common.parents import end_with_parent
 from eigensweep.reports import markdown, page, pictures
 from eigensweep.reports.messages import (
@@ -24,7 +24,6 @@ from eigensweep.reports.messages import (
     HTML,
     JSON,
     MARKDOWN,
-    OUTCOME,
     RESULTS,
     ReportOrder,
     ReportOutcome,
@@ -50,7 +49,7 @@ def main(folder: Path, text: str) -> None:
     except Exception as error:  # a bug is kept with its traceback
         is_temporary = disk_failure(error) is not None
         outcome = ReportOutcome(error=traceback.format_exc(), is_temporary=is_temporary)
-    write_whole(folder / OUTCOME, outcome.model_dump_json().encode())
+    leave_outcome(folder, outcome)
 
 
 def _write(order: ReportOrder, folder: Path) -> ReportContent:

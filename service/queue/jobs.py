@@ -23,7 +23,7 @@ from typing import ClassVar, Final, TypeVar
 from pydantic import BaseModel
 from sqlalchemy.exc import SQLAlchemyError
 
-from eigensweep.analyses.messages import OUTCOME, ChildOutcome
+from eigensweep.analyses.messages import NOT_WRITTEN, OUTCOME, ChildOutcome
 from eigensweep.service.record.errors import NotLeadingError
 from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.sql.tables import JobKind, JobRow
@@ -77,6 +77,7 @@ class ChildRunner:
         """Run a child to its end, with `order` as its input; return why it failed, if it did.
 
         Raises:
+            NotDoneError: if the disk does not take its outcome.
             StoppedError: if it was killed.
             OSError: if it cannot be started.
         """
@@ -107,6 +108,8 @@ class ChildRunner:
             raise StoppedError
         if child.returncode == 0:
             return None
+        if child.returncode == NOT_WRITTEN:
+            raise NotDoneError(f"the disk of {folder} takes no outcome: it is full or broken")
         lines = (folder / "log").read_text(errors="replace").splitlines()[-LOG_LINES:]
         return "\n".join([f"its process ended with status {child.returncode}", *lines])
 

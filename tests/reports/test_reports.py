@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
+from eigensweep.analyses.messages import OUTCOME
 from eigensweep.reports import __main__ as process
 from eigensweep.reports import pictures
 from eigensweep.reports.book import make_page
@@ -26,7 +27,6 @@ from eigensweep.reports.messages import (
     HTML,
     JSON,
     MARKDOWN,
-    OUTCOME,
     RESULTS,
     MadeAnalysis,
     MeasuredExperiment,

@@ -16,7 +16,7 @@ import pytest
 from helpers.open_jobs import has_open
 from waiting import wait_until
 
-from eigensweep.analyses.messages import ChildOutcome
+from eigensweep.analyses.messages import ChildOutcome, leave_outcome
 from eigensweep.service.queue.jobs import (
     ChildRunner,
     Handler,
@@ -177,6 +177,19 @@ def test_a_child_that_cannot_be_started_is_tried_again(tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", refuse)
     with pytest.raises(NotDoneError, match="Cannot allocate memory"):
         ChildRunner("a module").make(tmp_path, ChildOutcome(), ChildOutcome)
+
+
+def test_a_child_whose_outcome_the_disk_does_not_take_is_tried_again(tmp_path, monkeypatch):
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nexit 75\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with pytest.raises(NotDoneError, match="takes no outcome"):
+        ChildRunner("a module").make(tmp_path / "folder", ChildOutcome(), ChildOutcome)
+
+    (tmp_path / "a file").touch()
+    with pytest.raises(SystemExit, match="75"):
+        leave_outcome(tmp_path / "a file", ChildOutcome())
 
 
 class TestStatesInFiles:
