@@ -324,6 +324,20 @@ class TestAnOlderVersion:
         assert store.list_checkpoints(KEY) == []
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [lambda it: b"", lambda it: it[:200], lambda it: it.replace(b"\x80\x3f", b"\x81\x3f", 1)],
+    ids=["empty", "cut off", "a wrong digit"],
+)
+def test_best_weights_that_are_damaged_are_told(store, damage):
+    content = pack({"step": 20, "value": 0.5, "weights": {"W": torch.ones(100)}})
+    store.kept.write(KEY, 1, "best.pt", content)
+    assert store.kept.best(KEY)["step"] == 20
+    (Path(store.place) / KEY / "best-1.pt").write_bytes(damage(content))
+    with pytest.raises(DamagedError, match=r"best weights in .*e7/00012/0 are damaged"):
+        store.kept.best(KEY)
+
+
 def test_a_copy_lacks_the_best_weights_that_are_pruned_meanwhile(store, tmp_path, monkeypatch):
     store.kept.write(KEY, 1, "best.pt", b"weights")
     fetch = FolderFiles.fetch

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from eigensweep.store.commits.heads import Heads
+from eigensweep.store.commits.old_heads import is_whole_archive
+from eigensweep.store.places.durable_files import DamagedError
 from eigensweep.store.places.files import Files
 
 BEST: Final = "best.pt"
@@ -77,6 +79,7 @@ class KeptFiles:
         """Return what was kept of the best evaluation: `step`, `value`, `weights`; None: nothing.
 
         Raises:
+            DamagedError: if it is not what was written.
             StorageError: if it cannot be read.
         """
         import torch
@@ -85,6 +88,8 @@ class KeptFiles:
             content = self.read(key, BEST)
         except FileNotFoundError:
             return None
+        if not is_whole_archive(content):
+            raise DamagedError(f"the best weights in {self._files.place}/{key} are damaged")
         found: StateDict = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         return found
 

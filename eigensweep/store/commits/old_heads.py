@@ -34,7 +34,7 @@ def rebuild_head(files: Files, key: str, names: list[str]) -> Head:
     for it in filter(None, map(CHECKPOINT.fullmatch, names)):
         content, step = files.read(f"{key}/{it[0]}"), int(it["step"])
         is_own = int(it["attempt"] or 0) == attempt and points == count
-        if (step <= last or is_own) and _is_whole(content):
+        if (step <= last or is_own) and is_whole_archive(content):
             needs = count if step > last else -1
             checkpoint = Checkpoint(it[0], step, zlib.crc32(content), needs)
             found.append((step, int(it["commit"]), checkpoint))
@@ -50,7 +50,7 @@ def rebuild_head(files: Files, key: str, names: list[str]) -> Head:
     )
 
 
-def _is_whole(content: bytes) -> bool:
+def is_whole_archive(content: bytes) -> bool:
     """Tell whether a checkpoint's own checksums are right; PyTorch writes it as a zip archive."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
