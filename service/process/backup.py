@@ -309,8 +309,13 @@ class _StoreCopy:
         self._wanted: list[_TrialRow] = []
 
     def take(self, trials: Iterable[_TrialRow], only_ended: bool = False) -> None:
-        """Copy trials, but those that were copied before and have not changed since."""
+        """Copy trials, but those that were copied before and have not changed since.
+
+        Raises:
+            BackupError: if this cannot be the store that they were trained in.
+        """
         self._wanted = [each for each in trials if not (only_ended and each.state in OPEN_TRIALS)]
+        self._require_commits()
         changed = [
             trial
             for trial in self._wanted
@@ -320,6 +325,16 @@ class _StoreCopy:
         with ThreadPoolExecutor(FETCHES if self._reports is None else 1) as threads:
             list(threads.map(self._copy, changed))
         self._taken.update({(trial.experiment, trial.number): trial for trial in changed})
+
+    def _require_commits(self) -> None:
+        """Raise BackupError if trials have trained, and the store holds nothing at all."""
+        has_trained = any(each.state == "completed" for each in self._wanted)
+        if has_trained and all(n.startswith(STAGING) for n in self._store.files.names("")):
+            raise BackupError(
+                f"{self._store.place} is empty, and the record has trials that have trained: set "
+                "EIGENSWEEP_STORAGE as the service has it, and mount what belongs there. If it was "
+                "emptied on purpose, put any file into it"
+            )
 
     def _copy(self, trial: _TrialRow) -> None:
         place = f"{trial.experiment}/{trial.number:05d}"

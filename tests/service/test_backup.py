@@ -231,6 +231,16 @@ class TestWhileItRuns:
         kept = [name for name in files if name.endswith("spec.yaml")]
         assert kept == ["mlflow/artifacts/stays/spec.yaml"]
 
+    def test_an_empty_folder_in_the_place_of_the_store_is_refused(self, settings, tmp_path):
+        id, storage = post(settings, 10), Path(settings.storage_folder)
+        drive(settings, id)
+        storage.rename(tmp_path / "not mounted")
+        storage.mkdir()
+        with pytest.raises(BackupError, match=r"storage is empty, .*EIGENSWEEP_STORAGE"):
+            back_up(settings, tmp_path / "b.tar.gz")
+        (storage / "emptied").touch()
+        back_up(settings, tmp_path / "b.tar.gz")
+
     def test_databases_are_whole(self, settings, tmp_path):
         with closing(sqlite3.connect(settings.home / "mlflow" / "mlflow.db")) as mlflow:
             mlflow.execute("PRAGMA journal_mode=WAL")
