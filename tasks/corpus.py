@@ -9,7 +9,8 @@ from __future__ import annotations
 import gzip
 import hashlib
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +20,7 @@ class CorpusMissingError(ValueError):
 
 
 class CorpusMismatchError(CorpusMissingError):
-    """A file has the expected name, but other contents."""
+    """A file has the expected name, but other contents, or may not be read."""
 
 
 @dataclass(frozen=True)
@@ -89,12 +90,13 @@ class Corpus:
             CorpusMissingError: if the file is missing, or has other contents than expected.
         """
         path, decode = self._find(name, data_root)
+        with expected_there(self._instruction(data_root)):
+            stored, stamp = path.read_bytes(), (path, path.stat().st_mtime_ns)
         try:
-            content = decode(path.read_bytes())
+            content = decode(stored)
         except ValueError as error:
             raise self._mismatch(f"{path} {error}", data_root) from error
         size, expected = self.files[name]
-        stamp = (path, path.stat().st_mtime_ns)
         if stamp not in _verified:
             if len(content) != size:
                 raise self._mismatch(
@@ -114,9 +116,10 @@ class Corpus:
         plain = Form(f"{self.folder}/{name}", self.files[name][0])
         for form in (plain, *self.other_forms.get(name, ())):
             path = data_root / form.path
-            if not path.is_file():
-                continue
-            found, size = path.stat().st_size, form.size
+            with expected_there(self._instruction(data_root)):
+                if not path.is_file():
+                    continue
+                found, size = path.stat().st_size, form.size
             if size is None and form.decode is bytes:
                 size = plain.size
             if size is not None and size != found:
@@ -135,6 +138,25 @@ class Corpus:
             f"`eigensweep data fetch {self.folder}` gets it. "
             f"Put {', '.join(self.files)} into '{self.folder}' under {root}: {self.origin}"
         )
+
+
+@contextmanager
+def expected_there(instruction: str) -> Iterator[None]:
+    """Say in words that files vanish after they were found, or may not be read.
+
+    Raises:
+        CorpusMissingError: if one vanishes; `instruction` says how a person gets the corpus.
+        CorpusMismatchError: if one may not be read.
+    """
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise CorpusMissingError(f"there is no {error.filename} any more. {instruction}") from error
+    except PermissionError as error:
+        raise CorpusMismatchError(
+            f"{error.filename} cannot be read: {error.strerror}. Give the user who runs this the "
+            "right to read it"
+        ) from error
 
 
 def find_problem(content: bytes, expected: str | None, corpus: Corpus) -> str | None:

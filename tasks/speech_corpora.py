@@ -18,7 +18,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from eigensweep.tasks.corpus import CorpusMismatchError, CorpusMissingError
+from eigensweep.tasks.corpus import CorpusMismatchError, CorpusMissingError, expected_there
 from eigensweep.tasks.speech_files import RATE, read_recording
 
 Part = Literal["train", "valid", "test"]
@@ -89,18 +89,20 @@ def find_recordings(corpus: str, digest: str | None, data_root: Path | None) -> 
         raise CorpusMissingError(
             f"the corpus '{corpus}' is needed, but no data root is set (EIGENSWEEP_DATA_ROOT)"
         )
-    if corpus == "timit":
-        return _timit(data_root)
-    if corpus == "fsdd":
-        return _fsdd(data_root)
-    return _folder(corpus, digest, data_root)
+    with expected_there("`eigensweep data list` shows what is there"):
+        if corpus == "timit":
+            return _timit(data_root)
+        if corpus == "fsdd":
+            return _fsdd(data_root)
+        return _folder(corpus, digest, data_root)
 
 
 def read_recordings(listed: RecordingList) -> dict[Part, list[NDArray[np.int16]]]:
     """Return the samples of every recording, each (n,), at 8 kHz.
 
     Raises:
-        CorpusMismatchError: if a file cannot be read, is too long, or has other contents than
+        CorpusMissingError: if a file has vanished.
+        CorpusMismatchError: if one cannot be read, is too long, or has other contents than
             expected.
     """
     found: dict[Part, list[NDArray[np.int16]]] = {}
@@ -108,7 +110,8 @@ def read_recordings(listed: RecordingList) -> dict[Part, list[NDArray[np.int16]]
     for part, paths in listed.paths.items():
         found[part] = []
         for path in paths:
-            content = path.read_bytes()
+            with expected_there(listed.origin):
+                content = path.read_bytes()
             if listed.sha256 is not None or listed.together is not None:
                 digests[path] = hashlib.sha256(content).hexdigest()
             if listed.sha256 is not None and digests[path] != listed.sha256[path]:

@@ -65,6 +65,26 @@ def test_a_folder_of_somebody_else_is_refused(
         make_private(tmp_path)
 
 
+def test_what_vanishes_while_a_folder_is_looked_at_counts_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("eigensweep.db", "eigensweep.db-wal"):
+        (tmp_path / name).touch(0o644)
+    tmp_path.chmod(0o755)
+    look = os.lstat
+
+    def look_late(path: str | Path) -> os.stat_result:
+        if str(path).endswith("-wal"):
+            Path(path).unlink(missing_ok=True)
+        return look(path)
+
+    monkeypatch.setattr(os, "lstat", look_late)
+    make_private(tmp_path)
+    assert mode(tmp_path / "eigensweep.db") == 0o600
+    monkeypatch.setattr(Path, "iterdir", lambda _: iter([tmp_path / "eigensweep.db-wal"]))
+    require_own(tmp_path, but="ray")
+
+
 def test_what_was_planted_in_a_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "mlflow").mkdir()
     (tmp_path / "ray").mkdir()

@@ -23,17 +23,22 @@ from eigensweep.analyses.base import Findings, Folders
 from eigensweep.analyses.delivery import NotDeliveredError, deliver
 from eigensweep.analyses.messages import (
     FILES,
-    OUTCOME,
     PNG,
     RESULT,
     SVG,
     TABLE,
     AnalysisOrder,
     Outcome,
+    leave_outcome,
 )
 from eigensweep.common.parents import end_with_parent
 from eigensweep.results.figures import save
-from eigensweep.store.places.durable_files import DamagedError, StorageError, write_whole
+from eigensweep.store.places.durable_files import (
+    DamagedError,
+    StorageError,
+    disk_failure,
+    write_whole,
+)
 
 NOT_FINITE = (
     "with these weights the analysis gets numbers that are not finite; ask for other weights "
@@ -48,13 +53,13 @@ def main(folder: Path, text: str) -> None:
         if not (folder / RESULT).exists():
             _analyse(order, folder)
         outcome = _deliver(order, folder)
-    except (ValueError, OSError, DamagedError) as error:
-        outcome = Outcome(error=str(error))
     except StorageError as error:
-        outcome = Outcome(error=str(error), is_temporary=True)
+        outcome = Outcome(error=str(error), is_temporary=not isinstance(error, DamagedError))
+    except (ValueError, OSError) as error:
+        outcome = Outcome(error=str(error), is_temporary=disk_failure(error) is not None)
     except Exception:  # a bug is kept with its traceback
         outcome = Outcome(error=traceback.format_exc())
-    write_whole(folder / OUTCOME, outcome.model_dump_json().encode())
+    leave_outcome(folder, outcome)
 
 
 def _analyse(order: AnalysisOrder, folder: Path) -> None:

@@ -129,10 +129,10 @@ class GradientNorms(AnalysisMethod[GradientNormsOptions, TrialSubject, GradientN
         self, options: GradientNormsOptions, subject: TrialSubject, folders: Folders
     ) -> Findings[GradientNormsContent]:
         network = load_network(options, subject, folders)
-        one = options.sequence
-        x = network.next_input(options.sequences if one is None else one + 1, options.length)
-        if one is not None:
-            x = x[:, one : one + 1]
+        if options.sequence is None:
+            x = network.next_input(options.sequences, options.length)
+        else:
+            x = network.next_sequence(options.sequence, options.length)
         every = gradient_norms(network.model, x, options.norm)
         maps = {name: norms.mean(-1) for name, norms in every.items()}
         content = GradientNormsContent(

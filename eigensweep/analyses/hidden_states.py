@@ -85,7 +85,7 @@ class HiddenStates(AnalysisMethod[HiddenStatesOptions, TrialSubject, HiddenState
         self, options: HiddenStatesOptions, subject: TrialSubject, folders: Folders
     ) -> Findings[HiddenStatesContent]:
         network = load_network(options, subject, folders)
-        x = network.next_input(options.sequence + 1, options.length)[:, options.sequence]
+        x = network.next_sequence(options.sequence, options.length)[:, 0]
         x = x.double() if x.is_floating_point() else x
         h = hidden_trace(network.model, x)
         marks = marked_steps(x, network.task.config.shapes)

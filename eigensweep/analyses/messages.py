@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 from pydantic import JsonValue
 
 from eigensweep.analyses.base import ExperimentSubject, Subject, TrialSubject
 from eigensweep.search_spaces.trial import Strict
+from eigensweep.store.places.durable_files import StorageError, write_whole
 
 RESULT, TABLE, PNG, SVG = "result.json", "table.csv", "figure.png", "figure.svg"
 FILES: Final = (RESULT, TABLE, PNG, SVG)
 """The files of an analysis, in its folder; `result.json` is written last."""
 OUTCOME: Final = "outcome.json"
-"""An `Outcome` as JSON, beside them."""
+"""A `ChildOutcome` as JSON, beside them; of a report, too."""
+NOT_WRITTEN: Final = 75
+"""The exit status of a child process whose outcome the disk does not take: `EX_TEMPFAIL`."""
 
 
 class AnalysisOrder(Strict):
@@ -48,7 +52,7 @@ class ChildOutcome(Strict):
     error: str | None = None
     """None if it succeeded; else why it cannot be done, or the traceback of a bug."""
     is_temporary: bool = False
-    """Whether the same work may succeed later: the store could not be read."""
+    """Whether the same work may succeed later: the store or the disk did not work."""
 
 
 class Outcome(ChildOutcome):
@@ -58,3 +62,11 @@ class Outcome(ChildOutcome):
     """The run in MLflow that has the files as artifacts."""
     mlflow_problem: str | None = None
     """Why MLflow does not have the files; None if it does."""
+
+
+def leave_outcome(folder: Path, outcome: ChildOutcome) -> None:
+    """Write how a child process ended; where the disk does not take it, exit with `NOT_WRITTEN`."""
+    try:
+        write_whole(folder / OUTCOME, outcome.model_dump_json().encode())
+    except StorageError as error:
+        raise SystemExit(NOT_WRITTEN) from error

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from eigensweep.analyses.base import Folders, TrialOptions, TrialSubject
 from eigensweep.models.base import Model
+from eigensweep.search_spaces.labels import say_count
 from eigensweep.store.checkpoints import Snapshot, Store
 from eigensweep.tasks.base import Task
 from eigensweep.training.selection import selected_weights
@@ -37,6 +38,22 @@ class TrainedNetwork:
         Its shape is (τ, B) for symbols and (τ, B, m) for values; τ is at most `length`.
         """
         return self.task.train_batch(self.step, self.seed).x[:length, :sequences]
+
+    def next_sequence(self, number: int, length: int | None) -> Tensor:
+        """Return one sequence of that batch, by its number from 0, as a batch of its own.
+
+        Raises:
+            ValueError: if this batch is smaller than `batch_size`, as the last one of an epoch may
+                be, and has no such sequence.
+        """
+        x = self.next_input(number + 1, length)
+        if number >= x.shape[1]:
+            raise ValueError(
+                f"'sequence' is {number}; the batch after step {self.step} has "
+                f"{say_count(x.shape[1], 'sequence')}, counted from 0: ask for one of them, or for "
+                "other 'weights', whose next batch is another one"
+            )
+        return x[:, number:]
 
 
 def seed_of(options: TrialOptions, subject: TrialSubject) -> int:

@@ -7,12 +7,12 @@ import os
 import platform
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
 
 import httpx2
 from platformdirs import user_data_path
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
 from eigensweep.client.spec_file import InputError
 
@@ -29,6 +29,9 @@ CLOCK_SECONDS = 600.0
 """How far a clock may have been set since a service began."""
 RETRY_SECONDS = 0.5
 """The pause before a service that is away is asked again."""
+
+UNAVAILABLE: Final = frozenset({502, 503, 504})
+"""Statuses by which the service, or a proxy before it, says that it cannot answer now."""
 
 T = TypeVar("T")
 
@@ -195,14 +198,21 @@ def outlast_restart(ask: Callable[[], T]) -> T:
 
     Raises:
         ServiceAwayError: if the service is away for longer.
+        RefusedError: if it, or a proxy before it, says for longer that it cannot answer now.
     """
     retrying = Retrying(
-        retry=retry_if_exception_type(ServiceAwayError),
+        retry=retry_if_exception(_may_pass),
         wait=wait_fixed(RETRY_SECONDS),
         stop=stop_after_delay(PATIENCE_SECONDS),
         reraise=True,
     )
     return retrying(ask)
+
+
+def _may_pass(error: BaseException) -> bool:
+    if isinstance(error, RefusedError):
+        return error.status in UNAVAILABLE
+    return isinstance(error, ServiceAwayError)
 
 
 def _read_token_file() -> str | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Concatenate, Final, NoReturn, ParamSpec, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from eigensweep.client import Client, RefusedError, ServiceAwayError
 from eigensweep.client.answers.answers import Answer
@@ -59,6 +60,22 @@ Work = Callable[Concatenate["Call", P], None]
 """What a command does."""
 Show = Callable[[Any], str | Table | None]
 """Returns what a person is shown of an answer, or prints it."""
+
+
+class _Command(TyperCommand):
+    """A command that names its options for experiments where one is given without an option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ways = [
+            f"{each.opts[0]} {each.metavar}"
+            for each in self.params
+            if each.param_type_name == "option" and (each.metavar or "").startswith("EXPERIMENT")
+        ]
+        ctx.allow_extra_args = bool(ways)
+        extra = super().parse_args(ctx, args)
+        if extra and not ctx.resilient_parsing:
+            ctx.fail(f"Got unexpected extra argument ({extra[0]}): write {' or '.join(ways)}")
+        return extra
 
 
 class Call:
@@ -170,7 +187,7 @@ def command(
         run.__name__, run.__doc__ = work.__name__, work.__doc__
         run.__annotations__ = hints | more
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        app.command(name, **options)(run)
+        app.command(name, cls=_Command, **options)(run)
         return work
 
     return add

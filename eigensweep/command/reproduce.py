@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -171,9 +172,11 @@ def save_results(client: Client, budget: str, folder: Path, note: str | None) ->
         if "results" not in content["links"]["report"]:
             continue
         try:
-            found = read_results(each.file("results"))
-        except RefusedError:  # an older version made the report
-            continue
+            found = read_results(outlast_restart(partial(each.file, "results")))
+        except RefusedError as error:
+            if error.status != 404:
+                raise
+            continue  # an older version made the report
         _keep(found.model_copy(update={"note": note}), folder)
 
 

@@ -94,9 +94,10 @@ def _tighten(folder: Path) -> None:
     for place, folders, files in os.walk(folder):
         for name in (*folders, *files):
             path = os.path.join(place, name)
-            found = os.lstat(path)
-            if not stat.S_ISLNK(found.st_mode) and found.st_uid == os.geteuid():
-                os.chmod(path, stat.S_IMODE(found.st_mode) & ~OTHERS)
+            with suppress(FileNotFoundError):  # others may work there, such as drivers
+                found = os.lstat(path)
+                if not stat.S_ISLNK(found.st_mode) and found.st_uid == os.geteuid():
+                    os.chmod(path, stat.S_IMODE(found.st_mode) & ~OTHERS)
 
 
 def require_own(folder: Path, but: str) -> None:
@@ -108,7 +109,10 @@ def require_own(folder: Path, but: str) -> None:
         UnsafeFolderError: names what was found.
     """
     for entry in folder.iterdir():
-        found = entry.lstat()
+        try:
+            found = entry.lstat()
+        except FileNotFoundError:  # a file that a driver has written, and replaced since
+            continue
         if entry.name == but:
             continue
         if found.st_uid not in (os.geteuid(), 0):

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from eigensweep.analyses.delivery import NotDeliveredError, deliver_files
-from eigensweep.analyses.messages import PNG, SVG
+from eigensweep.analyses.messages import PNG, SVG, leave_outcome
 from eigensweep.common.parents import end_with_parent
 from eigensweep.reports import markdown, page, pictures
 from eigensweep.reports.messages import (
@@ -24,14 +24,13 @@ from eigensweep.reports.messages import (
     HTML,
     JSON,
     MARKDOWN,
-    OUTCOME,
     RESULTS,
     ReportOrder,
     ReportOutcome,
 )
 from eigensweep.reports.report import ReportContent, make_report
 from eigensweep.reports.results import collect, write_results
-from eigensweep.store.places.durable_files import StorageError, write_whole
+from eigensweep.store.places.durable_files import StorageError, disk_failure, write_whole
 
 
 def main(folder: Path, text: str) -> None:
@@ -47,9 +46,10 @@ def main(folder: Path, text: str) -> None:
         )
     except StorageError as error:
         outcome = ReportOutcome(error=str(error), is_temporary=True)
-    except Exception:  # a bug is kept with its traceback
-        outcome = ReportOutcome(error=traceback.format_exc())
-    write_whole(folder / OUTCOME, outcome.model_dump_json().encode())
+    except Exception as error:  # a bug is kept with its traceback
+        is_temporary = disk_failure(error) is not None
+        outcome = ReportOutcome(error=traceback.format_exc(), is_temporary=is_temporary)
+    leave_outcome(folder, outcome)
 
 
 def _write(order: ReportOrder, folder: Path) -> ReportContent:

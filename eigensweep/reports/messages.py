@@ -20,9 +20,6 @@ FILES: Final = (MARKDOWN, HTML, FIGURE, RESULTS, JSON)
 """The files of a report, in its folder; `report.json` is written last."""
 CURVES: Final = "curves.svg"
 """The picture of the curves; `figure.svg` is the same where no analysis has a picture."""
-OUTCOME: Final = "outcome.json"
-"""A `ReportOutcome` as JSON, beside them."""
-
 
 MOST_SEEDS: Final = 40
 """Seeds that a reproduction ends with at most, where no other number is asked for."""

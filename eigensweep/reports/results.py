@@ -38,7 +38,7 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.store.checkpoints import Store, trial_key
 from eigensweep.store.commits.curves import CurvePoint
-from eigensweep.store.places.durable_files import DamagedError
+from eigensweep.store.places.durable_files import DamagedError, storage_error
 
 MOST_EVALUATIONS: Final = 1000
 """Most points of a curve; of a longer one, evenly spread ones are kept."""
@@ -71,7 +71,7 @@ def collect(order: ReportOrder) -> Results:
     A damaged curve is left out.
 
     Raises:
-        StorageError: if the store cannot be read.
+        StorageError: if the store, or the folder of an analysis, cannot be read.
     """
     suite, store = load_suite(order.name), Store(order.storage)
     return Results(
@@ -263,10 +263,13 @@ def _keep_analysis(suite: Suite, made: MadeAnalysis) -> KeptAnalysis:
     """Return an analysis with its numbers; of a further repetition only those of the claims."""
     content, problem = made.content, made.problem
     if made.folder is not None:
+        path = Path(made.folder) / RESULT
         try:
-            content = _bound(json.loads((Path(made.folder) / RESULT).read_bytes()))
-        except (OSError, ValueError) as error:
+            content = _bound(json.loads(path.read_bytes()))
+        except (FileNotFoundError, ValueError) as error:
             problem = problem or str(error)
+        except OSError as error:
+            raise storage_error("read", path, error) from error
     if content is not None and made.repeat > 0:
         asked = {name for claim in suite.claims for name in (claim.by.number, claim.by.over)}
         wanted = {re.split(r"[.\[]", name)[0] for name in asked if name is not None}

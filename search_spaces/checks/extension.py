@@ -48,7 +48,7 @@ def describe_extension(old: ExperimentSpec, new: ExperimentSpec) -> str:
         for path, (before, after) in changes.items()
         if path not in FREE | BUDGET | COUNTS | RACE and not path.startswith("limits.")
     ]
-    words = list(_compare_arms(old, new, errors))
+    words = list(dict.fromkeys(_compare_arms(old, new, errors)))
     errors += [*_check_budget(old, new), *_check_count(old, new)]
     raise_errors(errors)
     more = BUDGET | COUNTS | RACE
@@ -117,7 +117,7 @@ def _find_changes(
 def _compare_arms(
     old: ExperimentSpec, new: ExperimentSpec, errors: list[SpecError]
 ) -> Iterator[str]:
-    """Yield what the arms have more, in words; add to `errors` what differs, once for all arms."""
+    """Yield what each arm has more, in words; add to `errors` what differs, once for all arms."""
     arms = {arm.label: arm for arm in new.arms_}
     told: set[tuple[str, str]] = set()
     for before in old.arms_:

@@ -345,7 +345,15 @@ class _StoreCopy:
 
 
 def _list_files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    """Return the files below a folder, but for links and what vanishes meanwhile, in order."""
+
+    def note(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise error
+
+    walked = os.walk(folder, onerror=note)
+    found = (Path(place, name) for place, _, names in walked for name in names)
+    return sorted(path for path in found if path.is_file() and not path.is_symlink())
 
 
 @contextmanager

@@ -481,7 +481,7 @@ def check_corpora(context: Context) -> Iterator[Finding]:
         try:
             corpus.verify(root)
         except CorpusMismatchError as error:
-            advice = f"remove the file and `eigensweep data fetch {name}`"
+            advice = f"make the file readable, or remove it and `eigensweep data fetch {name}`"
             yield Finding("problem", f"corpus {name}", str(error), advice)
         except CorpusMissingError:
             missing.append(name)

@@ -157,7 +157,9 @@ class Writer:
             if not path.resolve().is_relative_to(self._artifacts):
                 raise MlflowException(f"no text can be kept at {name}", INVALID_PARAMETER_VALUE)
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+            draft = path.with_name(f"{path.name}.tmp")
+            draft.write_text(text, encoding="utf-8")
+            draft.replace(path)  # whole, for backups, and where the disk is full
 
     def _rows(
         self, project: str, location: str, write: RunWrite

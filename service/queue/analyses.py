@@ -31,7 +31,7 @@ class AnalysisHandler(ReadingHandler):
         self.analyses.begin(record)
         try:
             outcome = self._carry_out(record)
-        except (OSError, ValueError) as error:  # no process starts, or the request was cut
+        except ValueError as error:  # the request was cut
             outcome = Outcome(error=f"{type(error).__name__}: {error}")
         ended = self.analyses.finish(record.id, outcome)
         logger.info("analysis %s id=%s name=%s", ended.state, ended.id, ended.name)

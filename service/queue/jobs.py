@@ -23,7 +23,7 @@ from typing import ClassVar, Final, TypeVar
 from pydantic import BaseModel
 from sqlalchemy.exc import SQLAlchemyError
 
-from eigensweep.analyses.messages import OUTCOME, ChildOutcome
+from eigensweep.analyses.messages import NOT_WRITTEN, OUTCOME, ChildOutcome
 from eigensweep.service.record.errors import NotLeadingError
 from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.sql.tables import JobKind, JobRow
@@ -57,12 +57,14 @@ class ChildRunner:
         """Run a child that writes files into a folder; return the outcome among them.
 
         Raises:
-            NotDoneError: if it could not read the store.
+            NotDoneError: if it cannot be started, or could not read the store.
             StoppedError: if it was killed.
-            OSError: if it cannot be started.
         """
-        (folder / OUTCOME).unlink(missing_ok=True)
-        problem = self.run(folder, order.model_dump_json())
+        try:
+            (folder / OUTCOME).unlink(missing_ok=True)
+            problem = self.run(folder, order.model_dump_json())
+        except OSError as error:  # a full disk, or no memory for one process more
+            raise NotDoneError(f"{type(error).__name__}: {error}") from error
         try:
             outcome = kind.model_validate_json((folder / OUTCOME).read_bytes())
         except (OSError, ValueError):
@@ -75,6 +77,7 @@ class ChildRunner:
         """Run a child to its end, with `order` as its input; return why it failed, if it did.
 
         Raises:
+            NotDoneError: if the disk does not take its outcome.
             StoppedError: if it was killed.
             OSError: if it cannot be started.
         """
@@ -105,6 +108,8 @@ class ChildRunner:
             raise StoppedError
         if child.returncode == 0:
             return None
+        if child.returncode == NOT_WRITTEN:
+            raise NotDoneError(f"the disk of {folder} takes no outcome: it is full or broken")
         lines = (folder / "log").read_text(errors="replace").splitlines()[-LOG_LINES:]
         return "\n".join([f"its process ended with status {child.returncode}", *lines])
 

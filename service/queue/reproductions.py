@@ -138,10 +138,7 @@ class ReproductionHandler(ReadingHandler):
     def _report(self, found: ReproductionRecord) -> None:
         """Make the report in a child process, and record how that ended."""
         folder = self.reproductions.folder / found.id
-        try:
-            outcome = self.children.make(folder, self.make_order(found), messages.ReportOutcome)
-        except OSError as error:
-            outcome = messages.ReportOutcome(error=f"{type(error).__name__}: {error}")
+        outcome = self.children.make(folder, self.make_order(found), messages.ReportOutcome)
         if outcome.wanted is not None:
             self.reproductions.widen(found, outcome.wanted)
             logger.info("seeds added id=%s name=%s added=%d", found.id, found.name, outcome.wanted)

@@ -6,6 +6,7 @@ Source of headers and signature: Standard Webhooks 1.0, https://www.standardwebh
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -40,6 +41,7 @@ from eigensweep.service.settings.webhook_rules import (
 logger = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS: Final = 10.0
+"""The longest delivery, from the connection to the status: other receivers wait meanwhile."""
 GONE: Final = 410
 """The status by which a receiver declines all further messages. Source: RFC 9110."""
 KEY_PREFIX: Final = "whsec_"
@@ -116,16 +118,25 @@ class WebhookHandler(Handler):
             "webhook-signature": sign(self.secret, job.key, now, body),
         }
         url = httpx2.URL(address).copy_with(host=self._choose_address(host, port))
-        with httpx2.Client(
-            verify=self.context, timeout=TIMEOUT_SECONDS, trust_env=False, follow_redirects=False
-        ) as client:
-            # The certificate has to be the host's, although the address is called.
-            named = {"sni_hostname": host}
-            asked = client.build_request(
-                "POST", url, content=body, headers=headers, extensions=named
-            )
-            answer = client.send(asked, stream=True)  # what the receiver says is not read
-            answer.close()
+        # The certificate has to be the host's, although the address is called.
+        named = {"sni_hostname": host}
+        asked = httpx2.Request("POST", url, content=body, headers=headers, extensions=named)
+        try:
+            return asyncio.run(self._send(asked))
+        except TimeoutError as error:
+            words = f"the receiver did not answer within {TIMEOUT_SECONDS:.0f} s"
+            raise NotDoneError(words) from error
+
+    async def _send(self, asked: httpx2.Request) -> int:
+        """Send a request; the client's own limits are for each read, and bound no whole."""
+        async with (
+            asyncio.timeout(TIMEOUT_SECONDS),
+            httpx2.AsyncClient(
+                verify=self.context, timeout=None, trust_env=False, follow_redirects=False
+            ) as client,
+        ):
+            answer = await client.send(asked, stream=True)  # what the receiver says is not read
+            await answer.aclose()
             return answer.status_code
 
     def _choose_address(self, host: str, port: int) -> str:

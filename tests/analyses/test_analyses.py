@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.store import spectrum_files
 from eigensweep.store.checkpoints import Store
 from eigensweep.store.places.durable_files import DamagedError, StoreAwayError
+from eigensweep.tasks.adding import Adding
 from eigensweep.training.attempt import Attempt
 
 BASE: dict[str, Any] = {
@@ -163,6 +166,28 @@ class TestWeights:
         monkeypatch.setattr("eigensweep.analyses.weights.load_snapshot", lambda *_: kept)
         with pytest.raises(ValueError, match=r"not finite .*; ask for the weights 'best'"):
             load_network(TrialOptions(), enrnn, folders)
+
+
+class TestASmallerBatch:
+    """The last batch of an epoch, which some tasks have."""
+
+    @pytest.fixture(autouse=True)
+    def smaller(self, monkeypatch):
+        whole = Adding.train_batch
+
+        def draw(task, step, seed):
+            batch = whole(task, step, seed)
+            return replace(batch, x=batch.x[:, :4], y=batch.y[:4])
+
+        monkeypatch.setattr(Adding, "train_batch", draw)
+
+    @pytest.mark.parametrize("name", ["hidden_states", "gradient_norms"])
+    def test_a_sequence_beyond_it_is_refused_in_words(self, enrnn, folders, name):
+        with pytest.raises(ValueError, match="'sequence' is 4; the batch after step 12 has 4 seq"):
+            analyse(name, enrnn, folders, sequence=4)
+
+    def test_its_last_sequence_is_analysed(self, enrnn, folders):
+        assert analyse("gradient_norms", enrnn, folders, sequence=3)["sequences"] == 1
 
 
 class TestGradientNorms:
@@ -477,7 +502,13 @@ def test_a_request_that_cannot_be_met_is_told_in_words(enrnn, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("error", "is_temporary"), [(StoreAwayError("no answer"), True), (DamagedError("cut"), False)]
+    ("error", "is_temporary"),
+    [
+        (StoreAwayError("no answer"), True),
+        (OSError(errno.ENOSPC, "No space left on device"), True),
+        (DamagedError("cut"), False),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory"), False),
+    ],
 )
 def test_what_cannot_be_read_now_is_told_from_what_is_damaged(
     sizes, folders, tmp_path, monkeypatch, error, is_temporary

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from dataclasses import replace
 from math import inf
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
+from eigensweep.analyses.messages import OUTCOME
 from eigensweep.reports import __main__ as process
 from eigensweep.reports import pictures
 from eigensweep.reports.book import make_page
@@ -24,7 +27,6 @@ from eigensweep.reports.messages import (
     HTML,
     JSON,
     MARKDOWN,
-    OUTCOME,
     RESULTS,
     MadeAnalysis,
     MeasuredExperiment,
@@ -604,6 +606,37 @@ def test_further_repetitions_keep_what_claims_are_about(tmp_path):
     first, second = collect(make_order("nnrnn/figure-1c", tmp_path, analyses=made)).analyses
     assert first.content == {"curves": [1.0], "other": [2.0]}
     assert second.content == {"curves": [1.0]}
+
+
+@pytest.mark.parametrize(("code", "is_temporary"), [(errno.EIO, True), (errno.ENOENT, False)])
+def test_an_analysis_that_cannot_be_read_now_is_waited_for(
+    tmp_path, monkeypatch, code, is_temporary
+):
+    read = Path.read_bytes
+
+    def read_late(path):
+        if path.name == "result.json":
+            raise OSError(code, os.strerror(code), str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_late)
+    (tmp_path / "figure.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
+    made = MadeAnalysis(label="memory", repeat=0, id="a1", folder=str(tmp_path))
+    order = make_order("nnrnn/figure-1c", tmp_path, analyses=[made])
+    process.main(tmp_path, order.model_dump_json())
+    outcome = ReportOutcome.model_validate_json((tmp_path / OUTCOME).read_bytes())
+    assert outcome.is_temporary == is_temporary
+    assert (outcome.error is not None) == is_temporary
+
+
+def test_a_report_waits_for_a_disk_that_is_full(tmp_path, monkeypatch):
+    def save(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(pictures, "save", save)
+    process.main(tmp_path, make_order("nnrnn/figure-1c", tmp_path).model_dump_json())
+    outcome = ReportOutcome.model_validate_json((tmp_path / OUTCOME).read_bytes())
+    assert outcome.is_temporary
 
 
 def test_claims_about_analyses_read_their_results(tmp_path):

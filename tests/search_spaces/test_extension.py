@@ -47,15 +47,15 @@ def make(**changes: Any) -> ExperimentSpec:
         ({"limits": {"wall_seconds": 60}}, "limits.wall_seconds from none to 60.0"),
         (
             {"space": {"optimizer.name": ["sgd", "adam", "rmsprop"]}},
-            "optimizer.name wider, optimizer.name wider",
+            "optimizer.name wider",
         ),
         (
             {"space": {"optimizer.lr": {"low": 1e-4, "high": 1e-2}}},
-            "optimizer.lr wider, optimizer.lr wider",
+            "optimizer.lr wider",
         ),
         (
             {"space": {"model.forget_bias": {"low": -1.0, "high": 2.0, "step": 0.5}}},
-            "model.forget_bias wider, model.forget_bias wider",
+            "model.forget_bias wider",
         ),
         ({"arms": [*SPEC["arms"], {"model": {"name": "gru", "hidden_size": 4}}]}, "arm gru new"),
     ],

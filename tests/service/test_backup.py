@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sqlite3
 import stat
 import tarfile
@@ -212,6 +213,23 @@ class TestWhileItRuns:
         assert copied.newest(unknown) is None
         store.begin(key, 4)  # the original is as it was
         assert store.newest(key).step == 5
+
+    def test_an_artifact_s_folder_may_vanish_meanwhile(self, settings, tmp_path, monkeypatch):
+        post(settings)
+        for name in ("gone", "stays"):
+            (folder := settings.home / "mlflow" / "artifacts" / name).mkdir(parents=True)
+            (folder / "spec.yaml").write_text(name)
+        scan = os.scandir
+
+        def scan_late(place: Any = ".") -> Any:
+            if str(place).endswith("artifacts/gone"):
+                os.rename(place, tmp_path / "gone")
+            return scan(place)
+
+        monkeypatch.setattr(os, "scandir", scan_late)
+        files = back_up(settings, tmp_path / "b.tar.gz").files
+        kept = [name for name in files if name.endswith("spec.yaml")]
+        assert kept == ["mlflow/artifacts/stays/spec.yaml"]
 
     def test_databases_are_whole(self, settings, tmp_path):
         with closing(sqlite3.connect(settings.home / "mlflow" / "mlflow.db")) as mlflow:

@@ -537,6 +537,24 @@ def test_the_quickstart_names_the_page_of_its_experiment(scripted_service: str) 
         assert b"<h1>quickstart</h1>" in client.download(address.removeprefix(scripted_service))
 
 
+@pytest.mark.parametrize(
+    ("words", "ways"),
+    [
+        (("prune", "last"), "(last): write --experiment EXPERIMENT"),
+        (
+            ("analyse", "spectra", "last/3"),
+            "(last/3): write --trial EXPERIMENT/NUMBER or --experiment EXPERIMENT",
+        ),
+    ],
+)
+def test_an_experiment_without_its_option_is_told_the_option(
+    words: tuple[str, ...], ways: str
+) -> None:
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2
+    assert ways in " ".join(done.stderr.replace("│", " ").split())
+
+
 def test_the_version_is_that_of_the_installed_package() -> None:
     done = CliRunner().invoke(app, ["--version"])
 

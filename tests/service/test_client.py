@@ -144,6 +144,19 @@ def test_waiting_outlasts_a_restart_of_the_service(stub: Stub, client: Client) -
     assert client.experiment("e7").wait(timeout=PATIENCE).state == "completed"
 
 
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_waiting_outlasts_a_service_that_cannot_answer_now(
+    stub: Stub, client: Client, status: int
+) -> None:
+    stub.answers["/v1/experiments/e7"] = [
+        as_json(200, {"id": "e7", "state": "running"}),
+        as_json(status, {"title": "The database does not answer"}),
+        as_json(200, {"id": "e7", "state": "completed"}),
+    ]
+
+    assert client.experiment("e7").wait(timeout=PATIENCE).state == "completed"
+
+
 def test_waiting_fails_when_the_service_stays_away(
     stub: Stub, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

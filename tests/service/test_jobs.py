@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import subprocess
 import sys
 import threading
 from dataclasses import asdict
@@ -13,6 +16,7 @@ import pytest
 from helpers.open_jobs import has_open
 from waiting import wait_until
 
+from eigensweep.analyses.messages import ChildOutcome, leave_outcome
 from eigensweep.service.queue.jobs import (
     ChildRunner,
     Handler,
@@ -164,6 +168,28 @@ def test_a_child_that_is_killed_by_a_stop_has_not_failed(tmp_path, monkeypatch):
     for _ in ("killed while it runs", "killed as soon as it is started"):
         with pytest.raises(StoppedError):
             children.run(tmp_path / "folder", "")
+
+
+def test_a_child_that_cannot_be_started_is_tried_again(tmp_path, monkeypatch):
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(NotDoneError, match="Cannot allocate memory"):
+        ChildRunner("a module").make(tmp_path, ChildOutcome(), ChildOutcome)
+
+
+def test_a_child_whose_outcome_the_disk_does_not_take_is_tried_again(tmp_path, monkeypatch):
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nexit 75\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with pytest.raises(NotDoneError, match="takes no outcome"):
+        ChildRunner("a module").make(tmp_path / "folder", ChildOutcome(), ChildOutcome)
+
+    (tmp_path / "a file").touch()
+    with pytest.raises(SystemExit, match="75"):
+        leave_outcome(tmp_path / "a file", ChildOutcome())
 
 
 class TestStatesInFiles:

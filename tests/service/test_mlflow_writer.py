@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import socket
 import urllib.request
 from collections.abc import Callable, Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Barrier, Thread
@@ -16,6 +19,7 @@ import pytest
 from mlflow import MlflowClient
 
 from eigensweep.service.process.mlflow_server import MlflowServer
+from eigensweep.service.process.mlflow_writer import Writer
 from eigensweep.store.commits.curves import CurvePoint
 from eigensweep.workers.tracking import run_writes
 from eigensweep.workers.tracking.mlflow_runs import AwayError, MlflowRefusedError, RunContent, Runs
@@ -213,6 +217,21 @@ def test_a_text_stays_in_its_runs_folder(server, connect):
         runs._waiting[run] = RunWrite(run, "a trial", 0)
     below = [path.name for path in server.log.parent.rglob("*") if "outside" in path.name]
     assert below == []
+
+
+def test_a_text_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
+    writer, write = Writer(Mock(), Mock(), tmp_path), Path.write_text
+    keep = partial(writer._keep_texts, "mlflow-artifacts:/1")
+    keep(RunWrite("a" * 32, "a trial", 0, texts={"spec.yaml": "before"}))
+
+    def fill_the_disk(path: Path, text: str, **named: Any) -> None:
+        write(path, text[:3], **named)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", fill_the_disk)
+    with pytest.raises(OSError, match="No space left"):
+        keep(RunWrite("a" * 32, "a trial", 0, texts={"spec.yaml": "afterwards"}))
+    assert (tmp_path / "1" / ("a" * 32) / "artifacts" / "spec.yaml").read_text() == "before"
 
 
 def test_a_curve_that_is_too_long_for_one_request_arrives_whole(client, connect, monkeypatch):

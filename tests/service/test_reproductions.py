@@ -5,13 +5,17 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from helpers.reproduced import NAME, Reproducer, leave_undrawn, play_driver
 from starlette.testclient import TestClient
 
+from eigensweep.client import RefusedError, connection
+from eigensweep.command.reproduce import save_results
 from eigensweep.protocol.messages import DriverOptions
 from eigensweep.reports.__main__ import main as make_report
 from eigensweep.reports.report import make_report as make_content
@@ -342,6 +346,16 @@ def test_unknown_ones_are_not_found(client):
     assert client.get("/v1/reproductions/none/report.json").status_code == 404
     assert client.get("/v1/reproductions/none/report.exe").status_code == 422
     assert "figure-2" in client.get("/v1/reproduction-suites/enrnn/figure2").text
+
+
+@pytest.mark.parametrize(("status", "is_told"), [(404, False), (500, True), (503, True)])
+def test_results_that_cannot_be_fetched_are_not_passed_over(tmp_path, monkeypatch, status, is_told):
+    monkeypatch.setattr(connection, "PATIENCE_SECONDS", 0.0)
+    service = Mock()
+    service.get.return_value = {"items": [{"id": "r1", "links": {"report": {"results": "/"}}}]}
+    service.download.side_effect = RefusedError(status, {})
+    with pytest.raises(RefusedError) if is_told else nullcontext():
+        save_results(service, "short", tmp_path, None)
 
 
 def test_suites_are_listed_with_their_cost_and_what_they_post(client):

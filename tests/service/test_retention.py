@@ -27,6 +27,7 @@ from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.users.accounts import Accounts
 from eigensweep.store.checkpoints import Store, replicate_key, trial_key
+from eigensweep.store.places.durable_files import StorageError
 from eigensweep.store.upkeep import corpora
 from eigensweep.store.upkeep.thinning import thin_out
 from eigensweep.training.attempt import Attempt
@@ -288,6 +289,18 @@ class TestCorpora:
         remove(running, "project", str(storage), None)
         make().tick()
         assert store.files.names(corpora.FOLDER) == []
+
+    def test_one_that_cannot_be_removed_holds_up_no_pruning(
+        self, record, storage, id, make, publish, monkeypatch
+    ):
+        def refuse(store: Store) -> None:
+            raise StorageError("cannot remove .corpora/a.tar: Permission denied")
+
+        publish(id)
+        monkeypatch.setattr(corpora, "remove_unused", refuse)
+        record.prune(id, "best")
+        make().tick()
+        assert (record.row(id).kept, find_rule(record, id)) == ("best", None)
 
     def test_one_stays_if_its_experiment_is_taken_up_meanwhile(
         self, record, storage, id, make, publish, monkeypatch

@@ -10,7 +10,9 @@ import json
 import socketserver
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -47,7 +49,7 @@ class Receiver:
     """An https server of this machine that notes what it is sent."""
 
     def __init__(self, folder: Path, name: str = HOST) -> None:
-        self.status, self.headers = 200, {}
+        self.status, self.headers, self.drips = 200, {}, 0
         self.got: list[tuple[str, dict[str, str], bytes]] = []
         self.name = name
         receiver = self
@@ -57,11 +59,15 @@ class Receiver:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 receiver.got.append((self.path, headers, body))
-                self.send_response(receiver.status)
-                for header, value in receiver.headers.items():
-                    self.send_header(header, value)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
+                with suppress(OSError):  # whoever has sent it does not listen any more
+                    for _ in range(receiver.drips):
+                        self.wfile.write(b"HTTP/1.1 102 Processing\r\n\r\n")
+                        time.sleep(0.1)
+                    self.send_response(receiver.status)
+                    for header, value in receiver.headers.items():
+                        self.send_header(header, value)
+                    self.send_header("Content-Length", "0")
+                    self.end_headers()
 
             def log_message(self, *_: Any) -> None:
                 pass
@@ -250,6 +256,15 @@ class TestDelivery:
         end(url=receiver.url + "&again=1")
         notifier.send_due()
         assert [each.due_at for each in deliveries(record)] == [None, None]
+
+    def test_a_receiver_that_answers_drop_by_drop_holds_up_no_other(
+        self, end, notifier, receiver, record, monkeypatch
+    ):
+        monkeypatch.setattr("eigensweep.service.queue.webhooks.TIMEOUT_SECONDS", 1.0)
+        end()
+        receiver.drips = 100
+        assert notifier.send_due() == 0
+        assert deliveries(record)[0].error == "the receiver did not answer within 1 s"
 
     def test_a_redirect_is_not_followed(self, end, notifier, receiver, record):
         end()

@@ -1,6 +1,9 @@
 """Which recordings a corpus has, and what is said when it is not the one expected."""
 
+import errno
 import hashlib
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -150,6 +153,20 @@ class TestAFolderWithAManifest:
         (tmp_path / "voices" / "test" / "900.wav").unlink()
         with pytest.raises(CorpusMissingError, match=r"line 13: there is no .*900\.wav"):
             find_recordings("voices", digest, tmp_path)
+
+    def test_a_recording_that_vanishes_meanwhile_is_missing(self, tmp_path):
+        listed = find_recordings("voices", voices(tmp_path), tmp_path)
+        (tmp_path / "voices" / "test" / "900.wav").unlink()
+        with pytest.raises(CorpusMissingError, match=r"no .*900\.wav any more\. a folder of"):
+            read_recordings(listed)
+
+    def test_a_folder_that_may_not_be_listed_is_told_in_words(self, tmp_path, monkeypatch):
+        def refuse(path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+        monkeypatch.setattr(Path, "iterdir", refuse)
+        with pytest.raises(CorpusMismatchError, match="cannot be read: Permission denied"):
+            find_recordings("timit", None, tmp_path)
 
     def test_a_recording_of_more_than_a_minute_is_refused(self, tmp_path):
         files = {part: {f"{part}.wav": riff(triangle(900))} for part in ("train", "valid", "test")}

@@ -25,6 +25,7 @@ from eigensweep.store.commits.curves import CurvePoint, add_checksum
 from eigensweep.store.commits.head import StaleAttemptError
 from eigensweep.store.commits.heads import DAMAGED_HEAD, Heads
 from eigensweep.store.places.durable_files import DamagedError, StorageError
+from eigensweep.store.places.folder_files import FolderFiles
 from eigensweep.store.upkeep.copies import copy_out
 from eigensweep.store.upkeep.thinning import thin_out
 
@@ -321,6 +322,23 @@ class TestAnOlderVersion:
         assert thin_out(store, "e7/00012", "best", 2) > 0
         assert store.points(KEY) == self.points()
         assert store.list_checkpoints(KEY) == []
+
+
+def test_a_copy_lacks_the_best_weights_that_are_pruned_meanwhile(store, tmp_path, monkeypatch):
+    store.kept.write(KEY, 1, "best.pt", b"weights")
+    fetch = FolderFiles.fetch
+
+    def prune_first(files, path, target):
+        if "best" in path:
+            thin_out(store, "e7/00012", "none", 1)
+        fetch(files, path, target)
+
+    monkeypatch.setattr(FolderFiles, "fetch", prune_first)
+    (target := tmp_path / "copy" / KEY).mkdir(parents=True)
+    copy_out(store, KEY, target, 1)
+    copied = Store(tmp_path / "copy")
+    assert copied.points(KEY) == store.points(KEY)
+    assert (copied.newest(KEY).step, copied.kept.has_best(KEY)) == (30, False)
 
 
 def test_a_curve_reads_the_same_while_an_attempt_begins(store, monkeypatch):

@@ -20,8 +20,8 @@ from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.store.checkpoints import DAMAGED_CURVE, Store, replicate_key
 from eigensweep.store.commits.curves import CHECKSUM, CurvePoint
-from eigensweep.store.commits.head import NewerStoreError
-from eigensweep.store.commits.heads import DAMAGED_HEAD
+from eigensweep.store.commits.head import Head, NewerStoreError
+from eigensweep.store.commits.heads import DAMAGED_HEAD, Heads
 from eigensweep.store.places.durable_files import DamagedError, disk_failure
 from eigensweep.training.attempt import Attempt
 from eigensweep.workers.driver.tune.searcher import Recorder
@@ -214,6 +214,25 @@ def test_a_wrong_digit_costs_the_newest_checkpoint_only(storage: str) -> None:
     assert "from the checkpoint of step 20" in store.begin(KEY, 2)
     assert [point.step for point in store.points(KEY)] == [10, 20]
     assert store.newest(KEY).state == {"step": 20}
+
+
+def test_what_is_whole_of_a_curve_is_read_also_while_its_parts_are_merged(
+    storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, reader, look = Store(storage), Store(storage), Heads.read_whole
+    store.begin(KEY, 1)
+    for step in (10, 20):
+        store.commit(KEY, 1, step, {}, [CurvePoint(step, {"x": step / 7}, 1)])
+
+    def look_and_be_late(heads: Heads, key: str) -> Head:
+        head = look(heads, key)
+        monkeypatch.undo()
+        for step in (30, 40, 50):
+            store.commit(KEY, 1, step, {}, [CurvePoint(step, {"x": step / 7}, 1)])
+        return head
+
+    monkeypatch.setattr(Heads, "read_whole", look_and_be_late)
+    assert [point.step for point in reader.whole_points(KEY)] == [10, 20, 30, 40, 50]
 
 
 def test_who_has_read_on_reads_a_curve_anew_that_went_back(storage: str) -> None:

@@ -16,8 +16,8 @@ from typing import IO, Final, TypeVar
 
 from eigensweep.store.commits.curves import CurvePoint, read_if_whole, read_line
 from eigensweep.store.commits.head import Checkpoint
-from eigensweep.store.commits.heads import Heads
-from eigensweep.store.places.durable_files import DamagedError, StorageError
+from eigensweep.store.commits.heads import MOST_TRIES, Heads
+from eigensweep.store.places.durable_files import DamagedError, StorageError, StoreAwayError
 from eigensweep.store.places.files import open_files
 
 logger = logging.getLogger(__name__)
@@ -79,9 +79,12 @@ class StoredCommits:
 
         For who reads of a trial that is over, so that no attempt goes back behind the damage.
         """
-        head = self.heads.read_whole(key)
-        lines = self.heads.read_what_is_there(key, head).splitlines()[since:]
-        return [point for line in lines if (point := read_if_whole(line)) is not None]
+        for _ in range(MOST_TRIES):
+            with suppress(FileNotFoundError):  # a newer head has merged parts of the curve
+                head = self.heads.read_whole(key)
+                lines = self.heads.read_what_is_there(key, head).splitlines()[since:]
+                return [point for line in lines if (point := read_if_whole(line)) is not None]
+        raise StoreAwayError(f"others change {self.place}/{key} all the time")
 
     def forget(self, key: str) -> None:
         """Forget up to where the curve of `key` was read; it can be read again."""

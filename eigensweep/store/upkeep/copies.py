@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +15,9 @@ from eigensweep.store.places.durable_files import write_whole
 def copy_out(store: Store, key: str, target: Path, attempt: int) -> None:
     """Copy what counts at `key` into an empty folder; nothing, if nothing was begun there.
 
-    On the same disk files are linked, since none of them is ever written over. If a later
-    attempt than `attempt` has begun, the copy's head does not know of it.
+    On the same disk files are linked, since none of them is ever written over. What is pruned
+    meanwhile may be missing. If a later attempt than `attempt` has begun, the copy's head does not
+    know of it.
 
     Raises:
         StorageError: if it cannot be read.
@@ -36,6 +38,7 @@ def copy_out(store: Store, key: str, target: Path, attempt: int) -> None:
         for names in find_kept(store.files.names(f"{key}/{folder}")).values():
             if folder or names[-1].startswith("best"):
                 name = f"{folder}{names[-1]}"
-                store.files.fetch(f"{key}/{name}", target / name)
+                with suppress(FileNotFoundError):  # pruned meanwhile, or its experiment deleted
+                    store.files.fetch(f"{key}/{name}", target / name)
     known = replace(head, attempt=min(head.attempt, attempt), number=max(1, head.number))
     write_whole(target / known.file, known.write())
