@@ -20,6 +20,12 @@ from eigensweep.workers.driver.tune.tune_loop import Controller
 TRIALS, SLOTS = 24, 4
 
 
+@pytest.fixture(autouse=True)
+def _few_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look twice: each look collects garbage, here also that of all other tests."""
+    monkeypatch.setattr(scale, "LOOKS", 2)
+
+
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Return what is noted of a driver: itself, and how many trials Tune held after each step."""

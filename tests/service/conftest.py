@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import fastapi.applications
 import pytest
 from postgresql import PostgresqlServer, run_postgresql
 from starlette.testclient import TestClient
@@ -77,6 +78,22 @@ class InMemoryDriver:
 
     def state(self) -> Any:
         return self.now
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_openapi_page() -> Iterator[None]:
+    """Make the OpenAPI page once for all applications: it takes a second, and is the same."""
+    make, made = fastapi.applications.get_openapi, dict[tuple[str, int], Any]()
+
+    def get_openapi(**about: Any) -> Any:
+        key = about["title"], len(about["routes"])
+        if key not in made:
+            made[key] = make(**about)
+        return made[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fastapi.applications, "get_openapi", get_openapi)
+        yield
 
 
 @pytest.fixture(scope="session")

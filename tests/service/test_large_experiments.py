@@ -23,7 +23,7 @@ from eigensweep.service.record.sql import database, walks
 from eigensweep.service.record.sql.tables import TrialRow
 from eigensweep.service.record.views import queries
 
-FEW, MANY, AT_ONCE = 150, 600, 25
+FEW, MANY, AT_ONCE = 100, 300, 25
 
 
 def add_experiment(client: TestClient, url: str, number: int) -> str:
