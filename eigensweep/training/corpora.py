@@ -20,16 +20,20 @@ def find_data_root(order: Order, config: TrialConfig, store: Store) -> str | Non
     Raises:
         StorageError: if it cannot be fetched.
     """
-    if order.corpus is None:
-        return order.data_root
-    root = None if order.data_root is None else Path(order.data_root)
-    try:
-        TASKS[config.task.name].check_corpus(config.task, root)
-    except CorpusMissingError:
-        folder = cache_folder() / "corpora"
+
+    def has_corpus(root: Path | None) -> bool:
         try:
-            make_private(folder)
-        except OSError as error:
-            raise storage_error("write", folder, error) from error
-        return str(fetch(store, order.corpus, folder))
-    return order.data_root
+            TASKS[config.task.name].check_corpus(config.task, root)
+        except CorpusMissingError:
+            return False
+        return True
+
+    root = None if order.data_root is None else Path(order.data_root)
+    if order.corpus is None or has_corpus(root):
+        return order.data_root
+    folder = cache_folder() / "corpora"
+    try:
+        make_private(folder)
+    except OSError as error:
+        raise storage_error("write", folder, error) from error
+    return str(fetch(store, order.corpus, folder, has_corpus))

@@ -14,6 +14,7 @@ from orders import make_order
 from sweeps import SCORNN
 
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.store.checkpoints import Store
 from eigensweep.store.places.durable_files import StoreAwayError, disk_failure
 from eigensweep.store.places.folder_files import FolderFiles
@@ -23,6 +24,7 @@ from eigensweep.tasks import TASKS
 from eigensweep.tasks.corpus import CorpusMissingError
 from eigensweep.tasks.speech_corpora import MANIFEST
 from eigensweep.training.attempt import Attempt
+from eigensweep.training.corpora import find_data_root
 from eigensweep.training.lanes.engine.engine import Engine
 from eigensweep.workers.driver.deletion import remove
 from eigensweep.workers.driver.nodes.corpora import SharedCorpora
@@ -148,6 +150,18 @@ def test_a_trial_trains_on_a_node_without_the_corpus(store, small_corpora, tmp_p
         Attempt(text_order(tmp_path, data_root=empty), "cpu").advance()
     attempt = Attempt(text_order(tmp_path, data_root=empty, corpus=archive), "cpu")
     assert attempt.advance().outcome == "completed"
+
+
+def test_one_whose_cache_was_cleaned_up_fetches_it_again(store, small_corpora, tmp_path, cache):
+    order = text_order(tmp_path)
+    archive = SharedCorpora(store, str(small_corpora), "e1").provide(order.config)
+    config = TrialConfig.from_dict(order.config)
+    asked = text_order(tmp_path, data_root=str(tmp_path / "empty"), corpus=archive)
+    root = Path(find_data_root(asked, config, store))
+    whole = files_of(root)
+    (root / "ptb" / "ptb.valid.txt").unlink()
+    assert find_data_root(asked, config, store) == str(root)
+    assert files_of(root) == whole
     assert [p.name for p in cache.iterdir() if p.is_dir()] == [archive.removesuffix(".tar")]
 
 

@@ -17,7 +17,7 @@ import secrets
 import shutil
 import tarfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -127,10 +127,16 @@ def _wait_for_removers(store: Store, name: str) -> None:
         time.sleep(0.1)
 
 
-def fetch(store: Store, archive: str, folder: Path) -> Path:
+def fetch(
+    store: Store,
+    archive: str,
+    folder: Path,
+    is_whole: Callable[[Path], bool] = Path.is_dir,
+) -> Path:
     """Return a data root below `folder` that has the files of an archive; fetched if need be.
 
-    Processes of one node wait for each other, so one of them fetches.
+    Processes of one node wait for each other, so one of them fetches. `is_whole` says of a root
+    that was fetched before whether its files are still there: caches are cleaned up.
 
     Raises:
         DamagedArchiveError: if the archive is not what its name says.
@@ -138,10 +144,10 @@ def fetch(store: Store, archive: str, folder: Path) -> Path:
     """
     digest = archive.removesuffix(".tar")
     place = folder / digest
-    if place.is_dir():
+    if is_whole(place):
         return place
     with hold_lock(folder, FETCH_SECONDS):
-        if not place.is_dir():
+        if not is_whole(place):
             _unpack(_read(store, archive, digest), place)
     return place
 
@@ -183,6 +189,7 @@ def _unpack(content: bytes, place: Path) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
         with tarfile.open(fileobj=io.BytesIO(content)) as archive:
             archive.extractall(unfinished, filter="data")
+        shutil.rmtree(place, ignore_errors=True)
         os.replace(unfinished, place)
     except (OSError, tarfile.TarError) as error:
         shutil.rmtree(unfinished, ignore_errors=True)
