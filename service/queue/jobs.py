@@ -24,7 +24,7 @@ from pydantic import BaseModel
 from sqlalchemy.exc import SQLAlchemyError
 
 from eigensweep.analyses.messages import NOT_WRITTEN, OUTCOME, ChildOutcome
-from eigensweep.service.record.errors import NotLeadingError
+from eigensweep.service.record.errors import NotAllowedError, NotLeadingError
 from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.sql.tables import JobKind, JobRow
 from eigensweep.service.settings import Mlflow
@@ -223,7 +223,7 @@ class JobRunner:
             handler.work(job)
         except StoppedError:
             return
-        except NotDoneError as error:
+        except (NotDoneError, NotAllowedError) as error:  # a quota is an OSError, too
             self._put_off(handler, job, str(error), isinstance(error, NeverError))
         except (SQLAlchemyError, OSError, StorageError, NotLeadingError):
             raise  # no job's fault

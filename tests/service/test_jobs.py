@@ -25,6 +25,7 @@ from eigensweep.service.queue.jobs import (
     NotDoneError,
     StoppedError,
 )
+from eigensweep.service.record.errors import QuotaExceededError
 from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.requests.analyses import Analyses
@@ -138,6 +139,15 @@ class TestRunner:
             assert job.state == state
         jobs.put(JobRow(kind="webhook", key="k", request={}, created_at=0.0, due_at=0.0))
         assert jobs.list("webhook")[0].tries == 0, "asked for again, it begins anew"
+
+    def test_a_quota_puts_off_its_own_job_and_no_other(self, jobs):
+        handler = Webhooks(jobs)
+        handler.problem = QuotaExceededError("user 'anna' may have 1 experiment that is not over")
+        for key in "ab":
+            jobs.put(make("webhook", key))
+        JobRunner(jobs, [handler], clock=lambda: 0.0).tick(handler)
+        put_off = [(each.error, each.due_at) for each in jobs.list("webhook")]
+        assert put_off == [(str(handler.problem), 1.0)] * 2
 
     def test_what_is_cancelled_while_it_is_tried_stays_so(self, jobs):
         jobs.put(make("webhook"))
