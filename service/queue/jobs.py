@@ -59,6 +59,7 @@ class ChildRunner:
         Raises:
             NotDoneError: if it cannot be started, or could not read the store.
             StoppedError: if it was killed.
+            OSError: if its outcome cannot be read now.
         """
         try:
             (folder / OUTCOME).unlink(missing_ok=True)
@@ -67,7 +68,7 @@ class ChildRunner:
             raise NotDoneError(f"{type(error).__name__}: {error}") from error
         try:
             outcome = kind.model_validate_json((folder / OUTCOME).read_bytes())
-        except (OSError, ValueError):
+        except (FileNotFoundError, ValueError):
             return kind(error=problem or "its process ended without writing an outcome")
         if outcome.is_temporary:
             raise NotDoneError(outcome.error)

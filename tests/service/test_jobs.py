@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
@@ -187,6 +188,19 @@ def test_a_child_that_cannot_be_started_is_tried_again(tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", refuse)
     with pytest.raises(NotDoneError, match="Cannot allocate memory"):
         ChildRunner("a module").make(tmp_path, ChildOutcome(), ChildOutcome)
+
+
+@pytest.mark.parametrize(("code", "waits"), [(errno.EIO, True), (errno.ENOENT, False)])
+def test_an_outcome_that_cannot_be_read_now_is_no_failure(tmp_path, monkeypatch, code, waits):
+    def refuse(path: Path) -> bytes:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    children = ChildRunner("a module")
+    monkeypatch.setattr(children, "run", lambda folder, order: None)
+    with pytest.raises(OSError, match="Input/output") if waits else nullcontext():
+        found = children.make(tmp_path, ChildOutcome(), ChildOutcome)
+        assert found.error == "its process ended without writing an outcome"
 
 
 def test_a_child_whose_outcome_the_disk_does_not_take_is_tried_again(tmp_path, monkeypatch):
