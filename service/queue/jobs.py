@@ -57,18 +57,21 @@ class ChildRunner:
         """Run a child that writes files into a folder; return the outcome among them.
 
         Raises:
-            NotDoneError: if it cannot be started, or could not read the store.
+            NotDoneError: if it cannot be started, could not read the store, or left what cannot be
+                read now.
             StoppedError: if it was killed.
-            OSError: if its outcome cannot be read now.
         """
+        content = b""
         try:
             (folder / OUTCOME).unlink(missing_ok=True)
             problem = self.run(folder, order.model_dump_json())
-        except OSError as error:  # a full disk, or no memory for one process more
+            with suppress(FileNotFoundError):
+                content = (folder / OUTCOME).read_bytes()
+        except OSError as error:  # a full or broken disk, or no memory for one process more
             raise NotDoneError(f"{type(error).__name__}: {error}") from error
         try:
-            outcome = kind.model_validate_json((folder / OUTCOME).read_bytes())
-        except (FileNotFoundError, ValueError):
+            outcome = kind.model_validate_json(content)
+        except ValueError:
             return kind(error=problem or "its process ended without writing an outcome")
         if outcome.is_temporary:
             raise NotDoneError(outcome.error)

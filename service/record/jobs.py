@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Final, Self, get_args
 from pydantic import TypeAdapter
 from sqlalchemy import select, update
 
+from eigensweep.service.record.journal import remove_nul
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.rows import RowSession
 from eigensweep.service.record.sql.tables import JobKind, JobRow
@@ -133,6 +134,7 @@ class Jobs(database.AtDatabase):
 
     def _put(self, job: JobRow, unless: str | None, rows: RowSession) -> JobRow:
         self._fence(rows)
+        job.error = remove_nul(job.error)
         now = rows.get(JobRow, (job.kind, job.key), lock=True)
         if now is None:
             rows.add(job)
@@ -148,7 +150,7 @@ class Jobs(database.AtDatabase):
         self._fence(rows)
         now = rows.get(JobRow, (job.kind, job.key))
         if now is not None and now.due_at is not None:  # else it was cancelled meanwhile
-            now.due_at, now.error, now.tries = due_at, error, now.tries + 1
+            now.due_at, now.error, now.tries = due_at, remove_nul(error), now.tries + 1
             now.state = now.state if due_at is not None else "failed"
 
     def finish(self, job: JobRow) -> None:

@@ -150,6 +150,17 @@ class TestRunner:
         put_off = [(each.error, each.due_at) for each in jobs.list("webhook")]
         assert put_off == [(str(handler.problem), 1.0)] * 2
 
+    def test_an_error_with_a_nul_holds_up_no_other_job(self, jobs):
+        handler = Webhooks(jobs)
+        handler.problem = NotDoneError("the log says: \0\0junk")
+        for key in "ab":
+            jobs.put(make("webhook", key))
+        JobRunner(jobs, [handler], clock=lambda: 0.0).tick(handler)
+        assert [each.error for each in jobs.list("webhook")] == ["the log says: junk"] * 2
+        failed = make("webhook", "c")
+        failed.error = "bytes: \0"
+        assert jobs.put(failed).error == "bytes: "
+
     def test_what_is_cancelled_while_it_is_tried_stays_so(self, jobs):
         jobs.put(make("webhook"))
         (job,) = jobs.list_due("webhook", 1.0)
@@ -198,7 +209,7 @@ def test_an_outcome_that_cannot_be_read_now_is_no_failure(tmp_path, monkeypatch,
     monkeypatch.setattr(Path, "read_bytes", refuse)
     children = ChildRunner("a module")
     monkeypatch.setattr(children, "run", lambda folder, order: None)
-    with pytest.raises(OSError, match="Input/output") if waits else nullcontext():
+    with pytest.raises(NotDoneError, match="Input/output") if waits else nullcontext():
         found = children.make(tmp_path, ChildOutcome(), ChildOutcome)
         assert found.error == "its process ended without writing an outcome"
 
