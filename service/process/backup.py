@@ -46,9 +46,10 @@ from eigensweep.service.record import migrations
 from eigensweep.service.record.sql import copying, database
 from eigensweep.service.record.sql.tables import TrialRow
 from eigensweep.service.settings import Settings, read_version
+from eigensweep.service.store_probe import explain_emptiness
 from eigensweep.store.checkpoints import Store
 from eigensweep.store.places.files import is_url
-from eigensweep.store.upkeep.copies import copy_out
+from eigensweep.store.upkeep.copies import STAGING, copy_out
 
 FORMAT: Final = 2
 """The form of the archive; a later one that cannot be read by this version has another number."""
@@ -61,7 +62,6 @@ LIVE: Final = ("mlflow/artifacts", "analyses", "reproductions")
 """Folders whose files are written whole, and copied as they are."""
 ROOTS: Final = (RECORD, "mlflow", "optuna", "storage", "analyses", "reproductions")
 """What an archive may hold, besides its manifest; an older one has Optuna's journals, too."""
-STAGING: Final = ".backup-"
 BUSY_SECONDS: Final = 60.0
 """How long to wait for another writer of a database."""
 CHUNK: Final = 1 << 20
@@ -329,12 +329,8 @@ class _StoreCopy:
     def _require_commits(self) -> None:
         """Raise BackupError if trials have trained, and the store holds nothing at all."""
         has_trained = any(each.state == "completed" for each in self._wanted)
-        if has_trained and all(n.startswith(STAGING) for n in self._store.files.names("")):
-            raise BackupError(
-                f"{self._store.place} is empty, and the record has trials that have trained: set "
-                "EIGENSWEEP_STORAGE as the service has it, and mount what belongs there. If it was "
-                "emptied on purpose, put any file into it"
-            )
+        if has_trained and (words := explain_emptiness(self._store)) is not None:
+            raise BackupError(words)
 
     def _copy(self, trial: _TrialRow) -> None:
         place = f"{trial.experiment}/{trial.number:05d}"

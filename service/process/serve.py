@@ -165,9 +165,9 @@ def serve(settings: Settings) -> None:
         )
 
         def watch() -> None:
-            watcher.restart_if_ended()
+            start_again(watcher.restart_if_ended)
             if mlflow is not None:
-                mlflow.restart_if_ended()
+                start_again(mlflow.restart_if_ended)
             if not http.is_alive():
                 raise RuntimeError("the HTTP server ended by itself")
 
@@ -180,7 +180,7 @@ def serve(settings: Settings) -> None:
         stopping.is_starting = False
         while leadership.term is not None and not stopping.wait(1.0):
             watch()
-            cluster.watch()
+            start_again(cluster.watch)
         logger.info("stopping")
         http.begin_to_stop()
         if mlflow is not None:
@@ -188,6 +188,14 @@ def serve(settings: Settings) -> None:
         dispatcher.stop()
         if not stopping.is_set():
             raise LeadLostError(leadership.explain_loss())
+
+
+def start_again(act: Callable[[], None]) -> None:
+    """Start what has ended. Where no process can be started now, the next look tries again."""
+    try:
+        act()
+    except OSError as error:  # no memory, too many processes or files
+        logger.warning("what has ended cannot be started again yet: %s", error)
 
 
 @contextmanager

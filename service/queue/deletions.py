@@ -16,8 +16,10 @@ from typing import ClassVar
 
 from eigensweep.service.queue.cluster_process import LauncherAwayError
 from eigensweep.service.queue.jobs import Handler, NotDoneError
+from eigensweep.service.queue.retention import require_commits
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.sql.tables import JobKind, JobRow
+from eigensweep.store.checkpoints import Store
 from eigensweep.workers.cluster.drivers import DriverProcess
 
 logger = logging.getLogger(__name__)
@@ -46,6 +48,7 @@ class DeletionHandler(Handler):
         if self._has_driver(id):
             return
         with self.files:
+            require_commits(self.record, Store(self.storage))
             problem = self._remove_files(id)
         if problem is not None:
             raise NotDoneError(problem)

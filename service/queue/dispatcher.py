@@ -132,9 +132,8 @@ class Dispatcher:
     @property
     def problems(self) -> dict[str, str]:
         """Experiment id to why the last look at that experiment failed; empty: all is well."""
-        return {
-            id: known.problem for id, known in self._supervised.items() if known.problem is not None
-        }
+        known = list(self._supervised.items())  # whoever asks is in another thread
+        return {id: each.problem for id, each in known if each.problem is not None}
 
     @property
     def away(self) -> str | None:

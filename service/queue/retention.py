@@ -19,12 +19,27 @@ from eigensweep.service.record.changes.retention import DAY
 from eigensweep.service.record.errors import ConflictError, NotFoundError
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.sql.tables import JobKind, JobRow
+from eigensweep.service.store_probe import explain_emptiness
 from eigensweep.store.checkpoints import Store, trial_key
 from eigensweep.store.places.durable_files import StorageError
 from eigensweep.store.upkeep import corpora
 from eigensweep.store.upkeep.thinning import Keep, thin_out
 
 logger = logging.getLogger(__name__)
+
+
+def require_commits(record: Record, store: Store) -> None:
+    """Put a removal off while the store holds nothing at all, although trials have trained.
+
+    A mount may be missing: its files would stay, and nobody would remove them later. Experiments
+    that are being deleted do not count, so that a deletion can be done twice.
+
+    Raises:
+        NotDoneError: says what to do.
+        StorageError: if the store cannot be read.
+    """
+    if (words := explain_emptiness(store)) is not None and record.has_trained():
+        raise NotDoneError(words)
 
 
 @dataclass(frozen=True)
@@ -79,6 +94,7 @@ class PruningHandler(Handler):
         with self.files:  # so that it is not deleted meanwhile
             # Listed before the look at the state: if it is over, these are drivers of the past.
             users, freed = corpora.list_users(self.store, id), 0
+            require_commits(self.record, self.store)
             if (state := self.record.row(id).state) not in ENDED:
                 raise NotDoneError(f"the experiment is {state}")
             corpora.release(self.store, users)

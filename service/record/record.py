@@ -31,6 +31,7 @@ from eigensweep.service.record.sql.tables import (
     AttemptRow,
     ExperimentRow,
     ReportRow,
+    TrialCount,
     TrialRow,
     Webhook,
 )
@@ -145,6 +146,14 @@ class Record(Reopening, Retention):
     def list_newcomers(self, limit: int) -> list[str]:
         """Return the next experiments of the users none of whose experiments runs."""
         return database.read(self.url, lambda session: list_newcomers(session, limit))
+
+    @database.reading
+    def has_trained(self, session: Session) -> bool:
+        """Return whether a trial has completed, of experiments that are not being deleted."""
+        some = TrialCount.state == "completed", TrialCount.trials > 0
+        query = select(TrialCount.trials).join(ExperimentRow).where(*some)
+        query = query.where(ExperimentRow.state != "deleting").limit(1)
+        return session.scalars(query).first() is not None
 
     @database.transaction
     def claim(self, rows: RowSession, id: str) -> ExperimentRow | None:

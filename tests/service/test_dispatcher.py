@@ -93,6 +93,16 @@ class TestDispatcher:
         dispatcher.tick()
         assert dispatcher.problems == {}
 
+    def test_what_fails_can_be_asked_while_the_queue_is_looked_at(self, dispatcher):
+        class Failing:
+            @property
+            def problem(self) -> str:
+                dispatcher._supervised[f"e{len(dispatcher._supervised)}"] = Failing()
+                return "away"
+
+        dispatcher._supervised = {"e0": Failing()}
+        assert dispatcher.problems == {"e0": "away"}
+
     def test_each_user_gets_one_before_anybody_has_another(
         self, dispatcher, launcher, record, spec
     ):

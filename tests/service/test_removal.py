@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -224,6 +225,25 @@ class TestDelete:
         assert not removal.start().tick()
         with pytest.raises(ExperimentNotFoundError):
             removal.record.row(removal.id)
+
+    @pytest.mark.usefixtures("_in_this_process")
+    def test_it_waits_for_a_store_that_is_not_mounted(self, removal):
+        storage, mounted = removal.folder / "storage", removal.folder / "mounted"
+        removal.record.delete(removal.id)
+        storage.rename(mounted)
+        storage.mkdir()
+        assert removal.deleter.tick()
+        job = removal.deleter.runner.jobs.find("deletion", removal.id)
+        assert "storage is empty, and the record has trials that have trained" in job.error
+        assert removal.record.row(removal.id).state == "deleting"
+        storage.rmdir()
+        mounted.rename(storage)
+        removal.now += 10.0
+        assert not removal.deleter.tick()
+        assert removal.files() == {removal.other.experiment_id}
+        removal.record.delete(removal.other.experiment_id)
+        shutil.rmtree(storage / removal.other.experiment_id)  # a service died half-way
+        assert not removal.deleter.tick()
 
     def test_what_cannot_be_removed_now_is_tried_again_later(self, removal, monkeypatch):
         removal.record.delete(removal.id)

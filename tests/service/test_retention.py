@@ -168,6 +168,20 @@ class TestRules:
 
 
 class TestDeaths:
+    def test_it_waits_for_a_store_that_is_not_mounted(self, record, storage, id, make):
+        mounted = storage.rename(storage.with_name("mounted"))
+        storage.mkdir()
+        record.prune(id, "none")
+        pruner = make()
+        pruner.tick()
+        assert find_rule(record, id) == "none"
+        assert "storage is empty" in Jobs(record.url).find("pruning", id).error
+        storage.rmdir()
+        mounted.rename(storage)
+        pruner.runner.clock = lambda: 1e12
+        pruner.tick()
+        assert (find_rule(record, id), files(storage, id, 0)) == (None, [])
+
     def test_a_service_that_dies_half_way_has_the_next_one_go_on(
         self, record, storage, id, make, monkeypatch
     ):

@@ -314,6 +314,22 @@ class TestHome:
         with home.hold(tmp_path):
             assert str(os.getpid()) in (tmp_path / "service.lock").read_text()
 
+    def test_a_guard_for_which_there_is_no_process_is_started_later(self, tmp_path, monkeypatch):
+        def refuse(*_: Any, **__: Any) -> None:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+        with home.hold(tmp_path) as watcher:
+            first = watcher._guard
+            first.kill()
+            first.wait()
+            with monkeypatch.context() as patch:
+                patch.setattr(subprocess, "Popen", refuse)
+                for _ in range(2):
+                    serve.start_again(watcher.restart_if_ended)
+            assert watcher._guard is first
+            serve.start_again(watcher.restart_if_ended)
+            assert watcher._guard.poll() is None
+
     def test_a_guard_that_was_killed_is_replaced_and_works(self, tmp_path):
         with home.hold(tmp_path) as watcher:
             first = watcher._guard

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -198,3 +199,23 @@ def test_a_zygote_that_cannot_load_is_told_and_tried_again(monkeypatch):
 
     assert "ends while it loads" in wait_until(is_told)
     broken.stop()
+
+
+def test_a_zygote_for_which_there_is_no_process_is_started_later(monkeypatch):
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(module, "LONGEST_PAUSE", 0.0)
+    monkeypatch.setattr(module, "PROGRAM", "no_such_module")
+    made = Drivers()
+    made.start()
+    made._zygote.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", refuse)
+        for _ in range(2):
+            with pytest.raises(BlockingIOError):
+                made.watch()
+    assert made.starts == 1
+    made.watch()
+    assert made.starts == 2
+    made.stop()

@@ -205,6 +205,7 @@ class Drivers:
         """End the zygote. Its drivers go on unless `kill`; requested ones never begin."""
         self._end_zygote()
         with self._turn:
+            self._zygote = None
             for process in self._processes.values():
                 if process.pid is None:
                     process.finish("died", Death(UNSEEN, "unseen"))
@@ -224,7 +225,7 @@ class Drivers:
         self._zygote.wait()
         self._reader.join()  # who was forked last is known after that
         with self._turn:
-            self._zygote = self._pipe = None
+            self._pipe = None
             for process in self._processes.values():
                 process.is_orphan = process.pid is not None
 

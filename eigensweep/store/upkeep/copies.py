@@ -5,11 +5,15 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from eigensweep.store.checkpoints import Store
 from eigensweep.store.commits.heads import MOST_TRIES
 from eigensweep.store.commits.kept_files import find_kept
 from eigensweep.store.places.durable_files import write_whole
+
+STAGING: Final = ".backup-"
+"""Begins the name of a folder beside the experiments in which a backup is made."""
 
 
 def copy_out(store: Store, key: str, target: Path, attempt: int) -> None:
