@@ -18,9 +18,8 @@ from typing import Any, ClassVar, Final, Self, get_args
 from pydantic import TypeAdapter
 from sqlalchemy import select, update
 
-from eigensweep.service.record.journal import remove_nul
 from eigensweep.service.record.sql import database
-from eigensweep.service.record.sql.rows import RowSession
+from eigensweep.service.record.sql.rows import RowSession, remove_nul
 from eigensweep.service.record.sql.tables import JobKind, JobRow
 
 COLUMNS: Final = ("owner", "state", "created_at", "started_at", "finished_at", "error")

@@ -20,7 +20,7 @@ from eigensweep.results.ranking import RANKED, UNRANKED, cost
 from eigensweep.results.trial_result import Outcome
 from eigensweep.service.record.errors import ConflictError
 from eigensweep.service.record.journal.usage import count_use
-from eigensweep.service.record.sql.rows import RowSession
+from eigensweep.service.record.sql.rows import RowSession, remove_nul
 from eigensweep.service.record.sql.tables import (
     AttemptRow,
     EarlierJson,
@@ -50,11 +50,6 @@ def replace_non_finite(content: Any) -> Any:
     if isinstance(content, list | tuple):
         return [replace_non_finite(value) for value in content]
     return content
-
-
-def remove_nul(text: str | None) -> str | None:
-    """Return text without NUL, the one character that PostgreSQL cannot store."""
-    return None if text is None else text.replace("\0", "")
 
 
 def emit(rows: RowSession, experiment: ExperimentRow, kind: str, **data: Any) -> None:

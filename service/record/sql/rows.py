@@ -25,6 +25,11 @@ T = TypeVar("T")
 Convert = Callable[[Any], Any]
 
 
+def remove_nul(text: str | None) -> str | None:
+    """Return text without NUL, the one character that PostgreSQL cannot store."""
+    return None if text is None else text.replace("\0", "")
+
+
 class RowSession:
     """The rows of one transaction; what was changed in them is written by `flush`."""
 
