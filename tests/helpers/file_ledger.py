@@ -6,7 +6,7 @@ import fcntl
 import json
 import math
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -27,6 +27,38 @@ from eigensweep.protocol.messages import ConfigJson, Notice, Params, Place, Take
 from eigensweep.protocol.states import INSTRUCTIVE, OPEN_TRIALS, Intent, Phase
 from eigensweep.results.seeds import cut_seeds
 from eigensweep.results.trial_result import Metrics, Outcome, Result, Source
+
+
+class Trials(MutableMapping[str, Any]):
+    """Trials by their numbers, each of which is parsed when it is asked for: most never are."""
+
+    def __init__(self, texts: dict[str, str]) -> None:
+        self._texts = texts
+        self._parsed: dict[str, Any] = {}
+
+    def texts(self) -> dict[str, str]:
+        """Return each trial as JSON."""
+        own = {key: json.dumps(trial, allow_nan=False) for key, trial in self._parsed.items()}
+        return self._texts | own
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in self._parsed:
+            self._parsed[key] = json.loads(self._texts[key])
+        return self._parsed[key]
+
+    def __setitem__(self, key: str, trial: Any) -> None:
+        self._parsed[key] = trial
+        self._texts.setdefault(key, "")
+
+    def __delitem__(self, key: str) -> None:
+        del self._texts[key]
+        self._parsed.pop(key, None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._texts)
+
+    def __len__(self) -> int:
+        return len(self._texts)
 
 
 class FileLedger:
@@ -50,10 +82,11 @@ class FileLedger:
                 "notices": [],
                 "edition": 0, "closed": False,
             }  # fmt: skip
+            content["trials"] = trials = Trials(content["trials"])
             yield content
             if write:
                 file.truncate(0)
-                file.write(json.dumps(content, allow_nan=False))
+                file.write(json.dumps(content | {"trials": trials.texts()}, allow_nan=False))
 
     @contextmanager
     def _change(self) -> Iterator[dict[str, Any]]:
