@@ -87,6 +87,11 @@ class WebhookHandler(Handler):
     clock: Callable[[], float] = time.time
     resolve: Resolve = resolve
     context: ssl.SSLContext = field(default_factory=ssl.create_default_context)
+    _silent: set[tuple[str, int]] = field(default_factory=set)
+    """Receivers that did not answer in this look: other messages to them are sent later."""
+
+    def look(self) -> None:
+        self._silent.clear()
 
     def work(self, job: JobRow) -> None:
         with logs.about(job.experiment_id or ""):
@@ -108,6 +113,9 @@ class WebhookHandler(Handler):
         """Send a message to an address that was checked; return the status of the answer."""
         address = job.request["url"]
         host, port = check_url(address, self.hosts)
+        words = f"the receiver did not answer within {TIMEOUT_SECONDS:.0f} s"
+        if (host, port) in self._silent:
+            raise NotDoneError(words)
         now = int(self.clock())
         headers = {
             "Host": host if port == HTTPS_PORT else f"{host}:{port}",
@@ -124,7 +132,7 @@ class WebhookHandler(Handler):
         try:
             return asyncio.run(self._send(asked))
         except TimeoutError as error:
-            words = f"the receiver did not answer within {TIMEOUT_SECONDS:.0f} s"
+            self._silent.add((host, port))
             raise NotDoneError(words) from error
 
     async def _send(self, asked: httpx2.Request) -> int:

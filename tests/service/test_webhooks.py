@@ -266,6 +266,28 @@ class TestDelivery:
         assert notifier.send_due() == 0
         assert deliveries(record)[0].error == "the receiver did not answer within 1 s"
 
+    def test_a_silent_receiver_of_many_messages_is_waited_for_once_in_a_look(
+        self, end, notifier, receiver, record, now, monkeypatch
+    ):
+        sent: list[Any] = []
+
+        async def send(asked: Any) -> int:
+            sent.append(asked)
+            raise TimeoutError
+
+        for _ in range(3):
+            end()
+        monkeypatch.setattr(notifier, "_send", send)
+        assert notifier.send_due() == 0
+        assert len(sent) == 1
+        assert {(each.tries, each.error) for each in deliveries(record)} == {
+            (1, "the receiver did not answer within 10 s")
+        }
+        now[0] += 60
+        monkeypatch.undo()
+        notifier.send_due()
+        assert len(receiver.got) == 3
+
     def test_a_redirect_is_not_followed(self, end, notifier, receiver, record):
         end()
         receiver.status, receiver.headers = 307, {"Location": receiver.url}
