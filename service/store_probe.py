@@ -17,7 +17,6 @@ from typing import Any, Final, TypeVar
 
 from eigensweep.store.checkpoints import Store
 from eigensweep.store.places.durable_files import StorageError, StoreAwayError
-from eigensweep.store.upkeep.copies import STAGING
 
 T = TypeVar("T")
 
@@ -26,21 +25,6 @@ FRESH_SECONDS: Final = 5.0
 PATIENCE_SECONDS: Final = 2.0
 """How long a request waits for the store. It may not answer for minutes, and a folder that another
 machine shares may hang for ever."""
-
-
-def explain_emptiness(store: Store) -> str | None:
-    """Return why trials cannot have trained in a store: it holds nothing at all. None: it does.
-
-    Raises:
-        StorageError: if it cannot be read.
-    """
-    if any(not name.startswith(STAGING) for name in store.files.names("")):
-        return None
-    return (
-        f"{store.place} is empty, and the record has trials that have trained: mount what belongs "
-        "there, and set EIGENSWEEP_STORAGE everywhere to where they trained. If it was emptied on "
-        "purpose, put any file into it"
-    )
 
 
 def _close(late: Future[Any]) -> None:

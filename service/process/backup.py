@@ -46,10 +46,9 @@ from eigensweep.service.record import migrations
 from eigensweep.service.record.sql import copying, database
 from eigensweep.service.record.sql.tables import TrialRow
 from eigensweep.service.settings import Settings, read_version
-from eigensweep.service.store_probe import explain_emptiness
 from eigensweep.store.checkpoints import Store
 from eigensweep.store.places.files import is_url
-from eigensweep.store.upkeep.copies import STAGING, copy_out
+from eigensweep.store.upkeep.copies import STAGING, copy_out, explain_emptiness
 
 FORMAT: Final = 2
 """The form of the archive; a later one that cannot be read by this version has another number."""

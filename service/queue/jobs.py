@@ -255,4 +255,7 @@ class JobRunner:
             except (SQLAlchemyError, OSError, StorageError) as error:
                 logger.warning("jobs wait kind=%s error=%s: %s", handler.kind, type(error), error)
                 pause = PAUSE_SECONDS
+            except Exception:  # a bug of one look: the next one may go well
+                logger.exception("jobs wait kind=%s", handler.kind)
+                pause = PAUSE_SECONDS
             self.jobs.wait(handler.kind, pause)

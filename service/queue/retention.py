@@ -19,10 +19,10 @@ from eigensweep.service.record.changes.retention import DAY
 from eigensweep.service.record.errors import ConflictError, NotFoundError
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.sql.tables import JobKind, JobRow
-from eigensweep.service.store_probe import explain_emptiness
 from eigensweep.store.checkpoints import Store, trial_key
 from eigensweep.store.places.durable_files import StorageError
 from eigensweep.store.upkeep import corpora
+from eigensweep.store.upkeep.copies import explain_emptiness
 from eigensweep.store.upkeep.thinning import Keep, thin_out
 
 logger = logging.getLogger(__name__)

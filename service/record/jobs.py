@@ -150,7 +150,8 @@ class Jobs(database.AtDatabase):
         now = rows.get(JobRow, (job.kind, job.key))
         if now is not None and now.due_at is not None:  # else it was cancelled meanwhile
             now.due_at, now.error, now.tries = due_at, remove_nul(error), now.tries + 1
-            now.state = now.state if due_at is not None else "failed"
+            if due_at is None:
+                now.state, now.finished_at = "failed", time.time()
 
     def finish(self, job: JobRow) -> None:
         """Record that a job is done."""

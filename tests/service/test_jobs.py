@@ -18,6 +18,7 @@ from helpers.open_jobs import has_open
 from waiting import wait_until
 
 from eigensweep.analyses.messages import ChildOutcome, leave_outcome
+from eigensweep.service.queue import jobs as module
 from eigensweep.service.queue.jobs import (
     ChildRunner,
     Handler,
@@ -124,6 +125,7 @@ class TestRunner:
         (job,) = jobs.list("analysis")
         assert (job.state, job.due_at, job.tries) == ("failed", None, 1)
         assert str(problem) in job.error
+        assert job.finished_at is not None
 
     def test_a_bug_gives_up_what_waits_for_others(self, jobs):
         class Reporting(Webhooks):
@@ -178,6 +180,26 @@ class TestRunner:
         assert has_open(jobs, handler.kind)
         (job,) = jobs.list_due("webhook", 1.0)
         assert (job.state, job.tries) == ("queued", 0)
+
+
+def test_a_bug_in_one_look_leaves_jobs_to_the_next(jobs, monkeypatch, caplog):
+    class Stumbling(Webhooks):
+        looks = 0
+
+        def look(self) -> None:
+            self.looks += 1
+            if self.looks == 1:
+                raise KeyError("a bug")
+
+    monkeypatch.setattr(module, "PAUSE_SECONDS", 0.01)
+    handler = Stumbling(jobs)
+    handler.open.set()
+    jobs.put(make("webhook"))
+    runner = JobRunner(jobs, [handler])
+    runner.start()
+    wait_until(lambda: handler.done)
+    runner.stop()
+    assert "a bug" in caplog.text
 
 
 def test_a_child_that_is_killed_by_a_stop_has_not_failed(tmp_path, monkeypatch):

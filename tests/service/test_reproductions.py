@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Callable
@@ -213,8 +214,12 @@ class TestResults:
         names = [each["name"] for each in elsewhere.get("/v1/experiments").json()["items"]]
         assert sum("taken up" in name for name in names) == 1
 
-    def test_a_file_that_cannot_be_read_is_passed_over(self, elsewhere, kept, caplog):
-        (kept / name_file(NAME, "short")).write_text("{}")
+    @pytest.mark.parametrize("is_json", [False, True])
+    def test_a_file_that_cannot_be_read_is_passed_over(self, elsewhere, kept, caplog, is_json):
+        file = kept / name_file(NAME, "short")
+        content = json.loads(file.read_text())
+        content["experiments"][0]["spec"].pop("task")
+        file.write_text(json.dumps(content) if is_json else "{}")
         assert post(elsewhere).status_code == 201
         assert "results are not taken up" in caplog.text
         assert len(elsewhere.get("/v1/experiments").json()["items"]) == 1

@@ -1,4 +1,4 @@
-"""Copies of what counts in the store, for backups."""
+"""Copies of what counts in the store, for backups; and what a store without any says."""
 
 from __future__ import annotations
 
@@ -14,6 +14,21 @@ from eigensweep.store.places.durable_files import write_whole
 
 STAGING: Final = ".backup-"
 """Begins the name of a folder beside the experiments in which a backup is made."""
+
+
+def explain_emptiness(store: Store) -> str | None:
+    """Return why trials cannot have trained in a store: it holds nothing at all. None: it does.
+
+    Raises:
+        StorageError: if it cannot be read.
+    """
+    if any(not name.startswith(STAGING) for name in store.files.names("")):
+        return None
+    return (
+        f"{store.place} is empty, and the record has trials that have trained: mount what belongs "
+        "there, and set EIGENSWEEP_STORAGE everywhere to where they trained. If it was emptied on "
+        "purpose, put any file into it"
+    )
 
 
 def copy_out(store: Store, key: str, target: Path, attempt: int) -> None:

@@ -191,8 +191,12 @@ class Reproductions:
         """
         for each in filter(None, (name, load_suite(name).same_as)):
             found = self.find_results(each, budget)
-            if found is not None:
+            if found is None:
+                continue
+            try:
                 take_up(self.record.url, found, self.storage)
+            except (LookupError, TypeError, ValueError) as error:  # no spec of ours, or no trial
+                logger.warning("results are not taken up suite=%s: %r", each, error)
 
     def find_results(self, name: str, budget: Budget) -> Results | None:
         """Return the results of other machines for a suite; None if there are none.
