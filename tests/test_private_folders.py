@@ -65,7 +65,7 @@ def test_a_folder_of_somebody_else_is_refused(
         make_private(tmp_path)
 
 
-def test_what_vanishes_while_a_folder_is_looked_at_counts_for_nothing(
+def test_what_vanishes_during_a_look_counts_for_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("eigensweep.db", "eigensweep.db-wal"):

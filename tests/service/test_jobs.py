@@ -236,7 +236,7 @@ def test_an_outcome_that_cannot_be_read_now_is_no_failure(tmp_path, monkeypatch,
         assert found.error == "its process ended without writing an outcome"
 
 
-def test_a_child_whose_outcome_the_disk_does_not_take_is_tried_again(tmp_path, monkeypatch):
+def test_a_child_is_tried_again_if_its_outcome_cannot_be_kept(tmp_path, monkeypatch):
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\nexit 75\n")
     program.chmod(0o700)

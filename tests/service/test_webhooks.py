@@ -266,7 +266,7 @@ class TestDelivery:
         assert notifier.send_due() == 0
         assert deliveries(record)[0].error == "the receiver did not answer within 1 s"
 
-    def test_a_silent_receiver_of_many_messages_is_waited_for_once_in_a_look(
+    def test_a_silent_receiver_is_waited_for_once_in_a_look(
         self, end, notifier, receiver, record, now, monkeypatch
     ):
         sent: list[Any] = []

@@ -338,7 +338,7 @@ def test_best_weights_that_are_damaged_are_told(store, damage):
         store.kept.best(KEY)
 
 
-def test_a_copy_lacks_the_best_weights_that_are_pruned_meanwhile(store, tmp_path, monkeypatch):
+def test_a_copy_lacks_best_weights_that_are_pruned_meanwhile(store, tmp_path, monkeypatch):
     store.kept.write(KEY, 1, "best.pt", b"weights")
     fetch = FolderFiles.fetch
 

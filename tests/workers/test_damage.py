@@ -216,7 +216,7 @@ def test_a_wrong_digit_costs_the_newest_checkpoint_only(storage: str) -> None:
     assert store.newest(KEY).state == {"step": 20}
 
 
-def test_what_is_whole_of_a_curve_is_read_also_while_its_parts_are_merged(
+def test_a_damaged_curve_is_read_while_its_parts_are_merged(
     storage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, reader, look = Store(storage), Store(storage), Heads.read_whole

@@ -201,7 +201,7 @@ def test_a_zygote_that_cannot_load_is_told_and_tried_again(monkeypatch):
     broken.stop()
 
 
-def test_a_zygote_for_which_there_is_no_process_is_started_later(monkeypatch):
+def test_a_zygote_that_cannot_be_started_is_started_later(monkeypatch):
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
