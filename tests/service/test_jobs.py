@@ -69,6 +69,16 @@ class Webhooks(Handler):
         self.jobs.finish(job)
 
 
+def put_off_two(jobs: Jobs, problem: Exception) -> list[tuple[str | None, float | None]]:
+    """Let two jobs meet a problem; return the words that are kept of each, and when it is due."""
+    handler = Webhooks(jobs)
+    handler.problem = problem
+    for key in "ab":
+        jobs.put(make("webhook", key))
+    JobRunner(jobs, [handler], clock=lambda: 0.0).tick(handler)
+    return [(each.error, each.due_at) for each in jobs.list("webhook")]
+
+
 class Analysing(Webhooks):
     """The same, for another kind."""
 
@@ -144,21 +154,12 @@ class TestRunner:
         assert jobs.list("webhook")[0].tries == 0, "asked for again, it begins anew"
 
     def test_a_quota_puts_off_its_own_job_and_no_other(self, jobs):
-        handler = Webhooks(jobs)
-        handler.problem = QuotaExceededError("user 'anna' may have 1 experiment that is not over")
-        for key in "ab":
-            jobs.put(make("webhook", key))
-        JobRunner(jobs, [handler], clock=lambda: 0.0).tick(handler)
-        put_off = [(each.error, each.due_at) for each in jobs.list("webhook")]
-        assert put_off == [(str(handler.problem), 1.0)] * 2
+        words = "user 'anna' may have 1 experiment that is not over"
+        assert put_off_two(jobs, QuotaExceededError(words)) == [(words, 1.0)] * 2
 
     def test_an_error_with_a_nul_holds_up_no_other_job(self, jobs):
-        handler = Webhooks(jobs)
-        handler.problem = NotDoneError("the log says: \0\0junk")
-        for key in "ab":
-            jobs.put(make("webhook", key))
-        JobRunner(jobs, [handler], clock=lambda: 0.0).tick(handler)
-        assert [each.error for each in jobs.list("webhook")] == ["the log says: junk"] * 2
+        problem = NotDoneError("the log says: \0\0junk")
+        assert put_off_two(jobs, problem) == [("the log says: junk", 1.0)] * 2
         failed = make("webhook", "c")
         failed.error = "bytes: \0"
         assert jobs.put(failed).error == "bytes: "
