@@ -101,7 +101,7 @@ class _Parameter(BaseModel, ABC):
 
     @abstractmethod
     def ends(self) -> tuple[Scalar, Scalar]:
-        """Return the first and the last value."""
+        """Return the least and the largest value; the first and the last, if not all are numbers."""
 
     def at(self, share: float) -> Scalar:
         """Return the value at a share, from 0 to 1, of the way from the first to the last."""
@@ -180,7 +180,9 @@ class Choice(_Parameter):
         return self.values.index(value) if value in self.values else None
 
     def ends(self) -> tuple[Scalar, Scalar]:
-        return self.values[0], self.values[-1]
+        numbers = [value for value in self.values if isinstance(value, int | float)]
+        values = sorted(numbers) if len(numbers) == len(self.values) else self.values
+        return values[0], values[-1]
 
 
 class _Range(_Parameter):

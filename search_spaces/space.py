@@ -93,7 +93,7 @@ class Space:
             yield self.point(index)
 
     def corners(self, arm: str) -> Iterator[Point]:
-        """Yield extreme points of an arm: all first ends, all last, and each parameter against all.
+        """Yield extreme points of an arm: all least ends, all largest, and each against all others.
 
         "Against all" means that one parameter is at one end while all others are at the other.
         Only the first `MOST_CORNERS` parameters are tried in that way.
@@ -246,7 +246,7 @@ class _Builder:
 
 
 def _corner(arm: str, axes: Mapping[str, Parameter], end: Callable[[str], int]) -> Point:
-    """Return the point at which each parameter is at its first (0) or last (1) end."""
+    """Return the point at which each parameter is at its least (0) or largest (1) end."""
     params: dict[str, Scalar] = {}
     for path, axis in axes.items():
         if axis.is_active(params):
