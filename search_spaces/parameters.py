@@ -101,7 +101,7 @@ class _Parameter(BaseModel, ABC):
 
     @abstractmethod
     def ends(self) -> tuple[Scalar, Scalar]:
-        """Return the least and the largest value; the first and the last, if not all are numbers."""
+        """Return the least and the largest value; of other things than numbers, first and last."""
 
     def at(self, share: float) -> Scalar:
         """Return the value at a share, from 0 to 1, of the way from the first to the last."""
