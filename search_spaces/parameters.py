@@ -101,7 +101,11 @@ class _Parameter(BaseModel, ABC):
 
     @abstractmethod
     def ends(self) -> tuple[Scalar, Scalar]:
-        """Return the least and the largest value; of other things than numbers, first and last."""
+        """Return the first and the last value."""
+
+    def extremes(self) -> tuple[Scalar, ...]:
+        """Return the least and the largest value; of a list of other things than numbers, all."""
+        return self.ends()
 
     def at(self, share: float) -> Scalar:
         """Return the value at a share, from 0 to 1, of the way from the first to the last."""
@@ -180,9 +184,12 @@ class Choice(_Parameter):
         return self.values.index(value) if value in self.values else None
 
     def ends(self) -> tuple[Scalar, Scalar]:
+        return self.values[0], self.values[-1]
+
+    def extremes(self) -> tuple[Scalar, ...]:
         numbers = [value for value in self.values if isinstance(value, int | float)]
-        values = sorted(numbers) if len(numbers) == len(self.values) else self.values
-        return values[0], values[-1]
+        is_ordered = len(numbers) == len(self.values)
+        return (min(numbers), max(numbers)) if is_ordered else self.values
 
 
 class _Range(_Parameter):
