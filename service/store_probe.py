@@ -12,9 +12,10 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from contextvars import copy_context
+from functools import partial
 from typing import Any, Final, TypeVar
 
+from eigensweep.common.aside import call_aside
 from eigensweep.store.checkpoints import Store
 from eigensweep.store.places.durable_files import StorageError, StoreAwayError
 
@@ -53,25 +54,14 @@ class StoreProbe:
             StoreAwayError: if the store does not answer; at once where that is known.
             Exception: whatever `act` raises.
         """
-        answer: Future[Any] = Future()
-        context = copy_context()
-
-        def work() -> None:
-            try:
-                answer.set_result(context.run(act, self._store))
-            except BaseException as error:  # whoever asked is told
-                answer.set_exception(error)
-
-        is_asked = False
-        while not (is_asked and wait([answer], PATIENCE_SECONDS).done):
+        answer: Future[T] | None = None
+        while answer is None or not wait([answer], PATIENCE_SECONDS).done:
             if (problem := self.find_problem()) is not None:
-                answer.add_done_callback(_close)
+                if answer is not None:
+                    answer.add_done_callback(_close)
                 raise StoreAwayError(problem)
-            if not is_asked:
-                threading.Thread(target=work, name="store", daemon=True).start()
-                is_asked = True
-        found: T = answer.result()
-        return found
+            answer = answer or call_aside(partial(act, self._store), "store")
+        return answer.result()
 
     def find_problem(self) -> str | None:
         """Return why the store cannot be used, and since when; None: it answers."""

@@ -128,17 +128,27 @@ class EngineNeed(Message):
 
 
 NoticeKind = Literal[
-    "code", "delivery", "disk", "failures", "memory", "node", "nodes", "ray", "share", "store"
+    "code",
+    "deletion",
+    "delivery",
+    "disk",
+    "failures",
+    "memory",
+    "node",
+    "nodes",
+    "ray",
+    "share",
+    "store",
 ]
-"""What a notice is about: trials whose code has changed, MLflow, which is away or refuses
-something, a disk that is nearly full, trials that fail one after another, a node without memory, a
-node that is left out, so many of them that everything waits, a silent Ray, a fair share, or the
-store of checkpoints."""
+"""What a notice is about: trials whose code has changed, a deletion that waits, MLflow, which is
+away or refuses something, a disk that is nearly full, trials that fail one after another, a node
+without memory, a node that is left out, so many of them that everything waits, a silent Ray, a fair
+share, or the store of checkpoints."""
 
 
 @dataclass(frozen=True)
 class Notice(Message):
-    """Why an experiment comes on more slowly than it could, or is not in MLflow yet."""
+    """Why an experiment comes on more slowly than it could, or is not in MLflow or deleted yet."""
 
     kind: NoticeKind
     words: str

@@ -45,8 +45,7 @@ class DeletionHandler(Handler):
 
     def work(self, job: JobRow) -> None:
         id = job.key
-        if self._has_driver(id):
-            return
+        self._require_no_driver(id)
         with self.files:
             require_commits(self.record, Store(self.storage))
             problem = self._remove_files(id)
@@ -56,13 +55,14 @@ class DeletionHandler(Handler):
         shutil.rmtree(self.folder / id, ignore_errors=True)
         logger.info("experiment removed experiment=%s", id)
 
-    def _has_driver(self, id: str) -> bool:
-        """Return whether a driver may still write to MLflow; also True while that is unknown."""
+    def _require_no_driver(self, id: str) -> None:
+        """Put it off while a driver may still write to MLflow, or that is unknown."""
         try:
             driver = self.find_driver(id)
-            return driver is not None and driver.state() in ("running", "lost")
-        except LauncherAwayError:
-            return True
+        except LauncherAwayError as error:
+            raise NotDoneError(str(error)) from error
+        if driver is not None and driver.state() in ("running", "lost"):
+            raise NotDoneError("its driver has not ended yet")
 
     def _remove_files(self, id: str) -> str | None:
         """Remove runs and checkpoints in a child process; return why that failed."""

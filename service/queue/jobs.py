@@ -167,9 +167,9 @@ class Handler:
         """Do a job and record its end. A job that has to wait stays as it is.
 
         Raises:
-            NotDoneError: if it is to be tried again after a pause, or given up.
+            NotDoneError, StorageError: if it is to be tried again after a pause, or given up.
             StoppedError: if the service stops meanwhile.
-            SQLAlchemyError, OSError, StorageError: if the database or the disk does not work.
+            SQLAlchemyError, OSError: if the database or the disk does not work.
             NotLeadingError: if another service leads by now, which does the job again.
         """
         raise NotImplementedError
@@ -227,9 +227,9 @@ class JobRunner:
             handler.work(job)
         except StoppedError:
             return
-        except (NotDoneError, NotAllowedError) as error:  # a quota is an OSError, too
+        except (NotDoneError, NotAllowedError, StorageError) as error:  # a quota is an OSError, too
             self._put_off(handler, job, str(error), isinstance(error, NeverError))
-        except (SQLAlchemyError, OSError, StorageError, NotLeadingError):
+        except (SQLAlchemyError, OSError, NotLeadingError):
             raise  # no job's fault
         except Exception:  # a bug fails the job that met it, and no other
             self._put_off(handler, job, traceback.format_exc(), handler.fails_by_bugs)

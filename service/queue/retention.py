@@ -83,12 +83,9 @@ class PruningHandler(Handler):
 
     def work(self, job: JobRow) -> None:
         keep: Keep = job.request["keep"]
-        try:
-            with suppress(NotFoundError):  # it was deleted
-                self._prune(job.key, keep)
-            self._remove_corpora()
-        except StorageError as error:
-            raise NotDoneError(str(error)) from error
+        with suppress(NotFoundError):  # it was deleted
+            self._prune(job.key, keep)
+        self._remove_corpora()
 
     def _prune(self, id: str, keep: Keep) -> None:
         with self.files:  # so that it is not deleted meanwhile

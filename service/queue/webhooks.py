@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from ipaddress import IPv4Network, IPv6Network
 from typing import ClassVar, Final
 
@@ -25,6 +26,7 @@ import httpx2
 from sqlalchemy.orm import Session
 
 from eigensweep.common import logs
+from eigensweep.common.aside import call_aside
 from eigensweep.results.ranking import RANKED
 from eigensweep.service.queue.jobs import Handler, NeverError, NotDoneError
 from eigensweep.service.record.jobs import Jobs
@@ -41,7 +43,7 @@ from eigensweep.service.settings.webhook_rules import (
 logger = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS: Final = 10.0
-"""The longest delivery, from the connection to the status: other receivers wait meanwhile."""
+"""The longest delivery, from the host's name to the status: other receivers wait meanwhile."""
 GONE: Final = 410
 """The status by which a receiver declines all further messages. Source: RFC 9110."""
 KEY_PREFIX: Final = "whsec_"
@@ -113,7 +115,7 @@ class WebhookHandler(Handler):
         """Send a message to an address that was checked; return the status of the answer."""
         address = job.request["url"]
         host, port = check_url(address, self.hosts)
-        words = f"the receiver did not answer within {TIMEOUT_SECONDS:.0f} s"
+        words = f"{host} was not found, or did not answer, within {TIMEOUT_SECONDS:.0f} s"
         if (host, port) in self._silent:
             raise NotDoneError(words)
         now = int(self.clock())
@@ -125,17 +127,16 @@ class WebhookHandler(Handler):
             "webhook-timestamp": str(now),
             "webhook-signature": sign(self.secret, job.key, now, body),
         }
-        url = httpx2.URL(address).copy_with(host=self._choose_address(host, port))
         # The certificate has to be the host's, although the address is called.
         named = {"sni_hostname": host}
-        asked = httpx2.Request("POST", url, content=body, headers=headers, extensions=named)
+        asked = httpx2.Request("POST", address, content=body, headers=headers, extensions=named)
         try:
-            return asyncio.run(self._send(asked))
+            return asyncio.run(self._send(asked, host, port))
         except TimeoutError as error:
             self._silent.add((host, port))
             raise NotDoneError(words) from error
 
-    async def _send(self, asked: httpx2.Request) -> int:
+    async def _send(self, asked: httpx2.Request, host: str, port: int) -> int:
         """Send a request; the client's own limits are for each read, and bound no whole."""
         async with (
             asyncio.timeout(TIMEOUT_SECONDS),
@@ -143,6 +144,8 @@ class WebhookHandler(Handler):
                 verify=self.context, timeout=None, trust_env=False, follow_redirects=False
             ) as client,
         ):
+            found = call_aside(partial(self._choose_address, host, port), "resolver")
+            asked.url = asked.url.copy_with(host=await asyncio.wrap_future(found))
             answer = await client.send(asked, stream=True)  # what the receiver says is not read
             await answer.aclose()
             return answer.status_code

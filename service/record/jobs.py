@@ -18,9 +18,11 @@ from typing import Any, ClassVar, Final, Self, get_args
 from pydantic import TypeAdapter
 from sqlalchemy import select, update
 
+from eigensweep.protocol.messages import Notice
+from eigensweep.service.record.journal import record_notices
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.rows import RowSession, remove_nul
-from eigensweep.service.record.sql.tables import JobKind, JobRow
+from eigensweep.service.record.sql.tables import ExperimentRow, JobKind, JobRow
 
 COLUMNS: Final = ("owner", "state", "created_at", "started_at", "finished_at", "error")
 PATIENCE: Final = 600.0
@@ -145,13 +147,20 @@ class Jobs(database.AtDatabase):
 
     @database.transaction
     def put_off(self, rows: RowSession, job: JobRow, error: str, due_at: float | None) -> None:
-        """Record that a try was in vain; `due_at`: when to try again, None to give it up."""
+        """Record that a try was in vain; `due_at`: when to try again, None to give it up.
+
+        An experiment that is not deleted yet says why in its notices.
+        """
         self._fence(rows)
-        now = rows.get(JobRow, (job.kind, job.key))
+        now, error = rows.get(JobRow, (job.kind, job.key)), error.replace("\0", "")
         if now is not None and now.due_at is not None:  # else it was cancelled meanwhile
-            now.due_at, now.error, now.tries = due_at, remove_nul(error), now.tries + 1
+            now.due_at, now.error, now.tries = due_at, error, now.tries + 1
             if due_at is None:
                 now.state, now.finished_at = "failed", time.time()
+            if job.kind == "deletion":
+                words = f"not deleted yet: {error.strip().rpartition(chr(10))[2]}"
+                experiment = rows.get_one(ExperimentRow, job.key, lock=True)
+                record_notices(rows, experiment, [Notice("deletion", words)])
 
     def finish(self, job: JobRow) -> None:
         """Record that a job is done."""

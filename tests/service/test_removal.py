@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 from helpers.open_jobs import has_open
+from markupsafe import escape
 from mlflow import MlflowClient
 from sqlalchemy import event
 from starlette.testclient import TestClient
 
+from eigensweep.client.answers.answers import format_experiment
 from eigensweep.protocol.ledger import StaleWriteError
 from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.queue import deletions
 from eigensweep.service.queue.deletions import DeletionHandler
 from eigensweep.service.queue.jobs import JobRunner
 from eigensweep.service.record.changes import control as removing
@@ -25,6 +28,7 @@ from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.tables import AttemptRow, EventRow, ReportRow, TrialRow
+from eigensweep.store.places.durable_files import StoreAwayError
 from eigensweep.workers.driver.deletion import remove
 from eigensweep.workers.tracking.mlflow_runs import AwayError, Runs
 
@@ -189,7 +193,7 @@ class TestDelete:
         assert list((removal.folder / "deletions").iterdir()) == []
 
     @pytest.mark.usefixtures("_in_this_process")
-    def test_a_driver_that_delivers_is_shut_out_and_waited_for(self, removal):
+    def test_a_driver_that_delivers_is_shut_out_and_waited_for(self, client, removal):
         class Driver:
             now: Any = "running"
 
@@ -205,7 +209,12 @@ class TestDelete:
         ]
         assert removal.deleter.tick()
         assert removal.id in removal.files()
+        notices = client.get(f"/v1/experiments/{removal.id}").json()["notices"]
+        assert [each["words"] for each in notices] == [
+            "not deleted yet: its driver has not ended yet"
+        ]
         removal.driver.now = "died"
+        removal.now += 10.0
         assert not removal.deleter.tick()
         assert removal.id not in removal.files()
 
@@ -227,15 +236,19 @@ class TestDelete:
             removal.record.row(removal.id)
 
     @pytest.mark.usefixtures("_in_this_process")
-    def test_it_waits_for_a_store_that_is_not_mounted(self, removal):
+    def test_it_waits_for_a_store_that_is_not_mounted(self, client, removal):
         storage, mounted = removal.folder / "storage", removal.folder / "mounted"
         removal.record.delete(removal.id)
         storage.rename(mounted)
         storage.mkdir()
         assert removal.deleter.tick()
-        job = removal.deleter.runner.jobs.find("deletion", removal.id)
-        assert "storage is empty, and the record has trials that have trained" in job.error
-        assert removal.record.row(removal.id).state == "deleting"
+        shown = client.get(f"/v1/experiments/{removal.id}").json()
+        (notice,), state = shown["notices"], shown["state"]
+        assert (notice["kind"], state) == ("deletion", "deleting")
+        assert notice["words"].startswith("not deleted yet: ")
+        assert "storage is empty, and the record has trials that have trained" in notice["words"]
+        assert str(escape(notice["words"])) in client.get(f"/experiments/{removal.id}").text
+        assert "not deleted yet: " in format_experiment(shown, "http://here")
         storage.rmdir()
         mounted.rename(storage)
         removal.now += 10.0
@@ -244,6 +257,21 @@ class TestDelete:
         removal.record.delete(removal.other.experiment_id)
         shutil.rmtree(storage / removal.other.experiment_id)  # a service died half-way
         assert not removal.deleter.tick()
+
+    def test_a_store_that_cannot_be_read_is_told_and_holds_up_none(self, removal, monkeypatch):
+        def read(record: Record, store: Any) -> None:
+            raise StoreAwayError("the bucket does not answer")
+
+        monkeypatch.setattr(deletions, "require_commits", read)
+        removal.record.hold_delivery(removal.id, "others are delivered first")
+        both = [removal.id, removal.other.experiment_id]
+        for id in both:
+            removal.record.delete(id)
+            assert removal.record.row(id).notices is None
+        assert removal.deleter.tick()
+        told = [removal.record.row(id).notices for id in both]
+        words = "not deleted yet: the bucket does not answer"
+        assert [[each["words"] for each in notices] for notices in told] == [[words]] * 2
 
     def test_what_cannot_be_removed_now_is_tried_again_later(self, removal, monkeypatch):
         removal.record.delete(removal.id)

@@ -264,14 +264,14 @@ class TestDelivery:
         end()
         receiver.drips = 100
         assert notifier.send_due() == 0
-        assert deliveries(record)[0].error == "the receiver did not answer within 1 s"
+        assert deliveries(record)[0].error == f"{HOST} was not found, or did not answer, within 1 s"
 
     def test_a_silent_receiver_is_waited_for_once_in_a_look(
         self, end, notifier, receiver, record, now, monkeypatch
     ):
         sent: list[Any] = []
 
-        async def send(asked: Any) -> int:
+        async def send(asked: Any, host: str, port: int) -> int:
             sent.append(asked)
             raise TimeoutError
 
@@ -281,12 +281,28 @@ class TestDelivery:
         assert notifier.send_due() == 0
         assert len(sent) == 1
         assert {(each.tries, each.error) for each in deliveries(record)} == {
-            (1, "the receiver did not answer within 10 s")
+            (1, f"{HOST} was not found, or did not answer, within 10 s")
         }
         now[0] += 60
         monkeypatch.undo()
         notifier.send_due()
         assert len(receiver.got) == 3
+
+    def test_a_resolver_that_hangs_is_waited_for_no_longer(
+        self, end, notifier, receiver, record, now, monkeypatch
+    ):
+        monkeypatch.setattr("eigensweep.service.queue.webhooks.TIMEOUT_SECONDS", 0.2)
+        answers = threading.Event()
+        resolve = notifier.resolve
+        notifier.resolve = lambda host, port: resolve(host, port) if answers.wait(60) else []
+        end()
+        assert notifier.send_due() == 0
+        assert not answers.is_set(), "it hangs yet"
+        assert deliveries(record)[0].error == f"{HOST} was not found, or did not answer, within 0 s"
+        monkeypatch.undo()
+        answers.set()
+        now[0] += 60
+        assert notifier.send_due() == 1
 
     def test_a_redirect_is_not_followed(self, end, notifier, receiver, record):
         end()

@@ -184,7 +184,9 @@ class TrialSummary(TrialHead):
         description="Content hash of the configuration, without seed and budget"
     )
     attempt: int
-    best_step: int | None
+    best_step: int | None = Field(
+        description="Where validation was best; of several seeds the mean of that, rounded"
+    )
     step: int
     steps: int
     metrics: dict[str, float | None] = Field(
@@ -226,7 +228,7 @@ class TrialNow(TrialSummary):
 
 
 class NoticeNow(AnswerModel):
-    """Why an experiment that runs comes on more slowly than it could."""
+    """Why an experiment comes on more slowly than it could, or is not in MLflow or deleted yet."""
 
     kind: NoticeKind
     words: str = Field(description="What it is, and what would help")
@@ -301,8 +303,8 @@ class ExperimentSummary(AnswerModel):
     best: TrialHead | None = Field(description="The first in the ranking so far")
     error: str | None = Field(description="Why it failed; in a list the last line of that")
     notices: list[NoticeNow] = Field(
-        description="Why its progress is slow now, such as a nearly full disk or a cordoned node;"
-        " mostly empty"
+        description="Why its progress is slow now, such as a nearly full disk or a cordoned node,"
+        " or why it is not deleted yet; mostly empty"
     )
     cancel_requested: bool = Field(description="Whether its state is `cancelling`")
     delivered: bool = Field(

@@ -100,7 +100,7 @@ def move_experiment(
     if kind is None:
         raise ConflictError(f"an experiment that is {experiment.state} cannot become {following}")
     experiment.state = following
-    if following in states.ENDED or following in ("queued", "paused"):
+    if following in states.ENDED or following in ("queued", "paused", "deleting"):
         told = (experiment.notices or ()) if following == "paused" else ()
         experiment.notices = [each for each in told if each["kind"] == "failures"] or None
     if following in states.ENDED or following == "paused":
