@@ -52,7 +52,7 @@ def program(kernels_folder):
     source = kernels_folder / "sums.cpp"
     source.write_text(PROGRAM)
     folders = (f"-I{Path(__file__).parent}", f"-I{SOURCE.parent}")
-    words = ("-shared", *folders, str(source), compile_fibers(kernels_folder))
+    words = ("-O0", "-shared", *folders, str(source), compile_fibers(kernels_folder))
     return ctypes.CDLL(compile_once(kernels_folder / "sums.so", *words))
 
 
