@@ -144,14 +144,14 @@ def test_each_figure_and_table_has_a_preset_or_an_analysis():
 def test_the_best_setting_is_a_point_of_the_searched_grid(name):
     searched, best = load_preset(f"enrnn/{name}"), load_preset(f"enrnn/{name}-best")
     wanted = best.trial(best.space().point(0)).content_hash()
-    assert wanted in {searched.trial(point).content_hash() for point in searched.space()}
+    assert any(searched.trial(point).content_hash() == wanted for point in searched.space())
 
 
 @pytest.mark.parametrize("name", ["adding-lstm", "ptb-lstm", "timit-lstm"])
 def test_the_lstms_best_setting_is_a_point_of_the_searched_grid(name):
     searched, best = load_preset(f"enrnn/{name}"), load_preset(f"enrnn/{name}-best")
     wanted = best.trial(best.space().point(0)).content_hash()
-    assert wanted in {searched.trial(point).content_hash() for point in searched.space()}
+    assert any(searched.trial(point).content_hash() == wanted for point in searched.space())
 
 
 @pytest.mark.parametrize("name", [name for name in preset_names() if "copying" in name])
