@@ -9,12 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import schemathesis
 import torch
 from fastapi import FastAPI
 from pydantic import SecretStr
-from schemathesis.config import SchemathesisConfig
-from schemathesis.engine import Status, events, from_schema
 from starlette.testclient import TestClient
 
 from eigensweep.service.api.app import create_app
@@ -34,6 +31,10 @@ def app(settings: Any, record: Any, dispatcher: Any) -> FastAPI:
 
 def find_failures(app: FastAPI, examples: int, **more: Any) -> tuple[list[str], set[str]]:
     """Return what went against the page, in words, and the operations that were asked."""
+    import schemathesis  # here, for each process that collects the tests loads what stands above
+    from schemathesis.config import SchemathesisConfig
+    from schemathesis.engine import Status, events, from_schema
+
     config = SchemathesisConfig.from_dict(
         {
             "headers": HEADERS,
