@@ -21,7 +21,7 @@ from sqlalchemy import select, update
 from eigensweep.protocol.messages import Notice
 from eigensweep.service.record.journal import record_notices
 from eigensweep.service.record.sql import database
-from eigensweep.service.record.sql.rows import RowSession, remove_nul
+from eigensweep.service.record.sql.rows import RowSession, to_storable
 from eigensweep.service.record.sql.tables import ExperimentRow, JobKind, JobRow
 
 COLUMNS: Final = ("owner", "state", "created_at", "started_at", "finished_at", "error")
@@ -135,7 +135,7 @@ class Jobs(database.AtDatabase):
 
     def _put(self, job: JobRow, unless: str | None, rows: RowSession) -> JobRow:
         self._fence(rows)
-        job.error = remove_nul(job.error)
+        job.error = to_storable(job.error)
         now = rows.get(JobRow, (job.kind, job.key), lock=True)
         if now is None:
             rows.add(job)
@@ -152,9 +152,9 @@ class Jobs(database.AtDatabase):
         An experiment that is not deleted yet says why in its notices.
         """
         self._fence(rows)
-        now, error = rows.get(JobRow, (job.kind, job.key)), error.replace("\0", "")
+        now = rows.get(JobRow, (job.kind, job.key))
         if now is not None and now.due_at is not None:  # else it was cancelled meanwhile
-            now.due_at, now.error, now.tries = due_at, error, now.tries + 1
+            now.due_at, now.error, now.tries = due_at, to_storable(error), now.tries + 1
             if due_at is None:
                 now.state, now.finished_at = "failed", time.time()
             if job.kind == "deletion":
