@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, partial
-from typing import Any, ClassVar, Final, Self, get_args
+from types import SimpleNamespace
+from typing import Any, ClassVar, Final, Self, cast, get_args
 
 from pydantic import TypeAdapter
 from sqlalchemy import select, update
@@ -110,6 +111,26 @@ class Jobs(database.AtDatabase):
             query = query.where(JobRow.state.in_(states))
         query = query.order_by(JobRow.created_at.desc(), JobRow.key.desc())
         return database.read(self.url, lambda session: list(session.scalars(query)))
+
+    def list_parts(self, kind: JobKind, parts: Sequence[str]) -> Sequence[JobRow]:
+        """Return the jobs of a kind, the newest first, with these parts of their requests alone.
+
+        The others, which may be large, are not read.
+        """
+        columns = [each for each in JobRow.__table__.columns if each.name != "request"]
+        read = [JobRow.request[each] for each in parts]
+        query = select(*columns, *read).where(JobRow.kind == kind)
+        query = query.order_by(JobRow.created_at.desc(), JobRow.key.desc())
+        found = database.look(self.url, lambda connection: connection.execute(query).all())
+        names = [each.name for each in columns]
+        jobs = [
+            SimpleNamespace(
+                **dict(zip(names, row, strict=False)),
+                request=dict(zip(parts, row[len(names) :], strict=True)),
+            )
+            for row in found
+        ]
+        return cast("Sequence[JobRow]", jobs)
 
     def list_due(self, kind: JobKind, now: float) -> Sequence[JobRow]:
         """Return the jobs of a kind that are due, the longest due first."""
