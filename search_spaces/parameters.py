@@ -103,6 +103,10 @@ class _Parameter(BaseModel, ABC):
     def ends(self) -> tuple[Scalar, Scalar]:
         """Return the first and the last value."""
 
+    def extremes(self) -> tuple[Scalar, ...]:
+        """Return the least and the largest value; of a list of other things than numbers, all."""
+        return self.ends()
+
     def at(self, share: float) -> Scalar:
         """Return the value at a share, from 0 to 1, of the way from the first to the last."""
         size = self.size()
@@ -181,6 +185,11 @@ class Choice(_Parameter):
 
     def ends(self) -> tuple[Scalar, Scalar]:
         return self.values[0], self.values[-1]
+
+    def extremes(self) -> tuple[Scalar, ...]:
+        numbers = [value for value in self.values if isinstance(value, int | float)]
+        is_ordered = len(numbers) == len(self.values)
+        return (min(numbers), max(numbers)) if is_ordered else self.values
 
 
 class _Range(_Parameter):

@@ -1,4 +1,4 @@
-"""Points that fill a space evenly and in any number: quasi-random, by a scrambled Sobol sequence.
+"""Points of a space in any number: at random, or spread evenly by a scrambled Sobol sequence.
 
 They follow from space and seed alone. So a driver that starts anew walks the same points again.
 Source: Sobol', USSR Comput. Math. Math. Phys. 7 (1967); scrambled as in scipy.stats.qmc.
@@ -8,11 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import cycle
+from random import Random
 
 from eigensweep.search_spaces.space import Parameter, Point, Scalar, Space
 
 BLOCK = 256
 """Rows of the sequence that are computed at once; a power of two keeps them balanced."""
+
+
+def draw_at_random(space: Space, seed: int) -> Iterator[Point]:
+    """Yield points without end: the arm, and each parameter, independent of all others."""
+    rng = Random(seed)
+    while True:
+        axes = space.axes(arm := rng.choice(space.arms))
+        yield Point(arm, _read(axes, [rng.random() for _ in axes]))
 
 
 def quasi_random(space: Space, seed: int) -> Iterator[Point]:

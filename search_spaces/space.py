@@ -10,7 +10,7 @@ points of a space are distinct.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -21,7 +21,7 @@ from eigensweep.search_spaces.parameters import Choice, Integer, Parameter, Real
 __all__ = ["Choice", "Integer", "Parameter", "Point", "Real", "Scalar", "Space"]
 
 MOST_CORNERS = 16
-"""Parameters whose ends are tried one by one among an arm's extreme points."""
+"""Parameters, and values of each, that are tried one by one among an arm's extreme points."""
 MOST_BRANCHES = 2_000
 """Largest number of nodes in an arm's tree; more conditional branches are refused."""
 
@@ -93,19 +93,23 @@ class Space:
             yield self.point(index)
 
     def corners(self, arm: str) -> Iterator[Point]:
-        """Yield extreme points of an arm: all first ends, all last, and each parameter against all.
+        """Yield extreme points of an arm: all least ends, all largest, and each against all others.
 
-        "Against all" means that one parameter is at one end while all others are at the other.
-        Only the first `MOST_CORNERS` parameters are tried in that way.
+        "Against all" means that one parameter has an extreme value, and its conditions hold, while
+        all others are at one end. Only the first `MOST_CORNERS` parameters, and as many values of
+        each, are tried in that way.
         """
         axes = self._axes[arm]
-        yield _corner(arm, axes, lambda path: 0)
+        yield _corner(arm, axes, 0, {})
         if not axes:
             return
-        yield _corner(arm, axes, lambda path: 1)
-        for chosen in list(axes)[:MOST_CORNERS]:
-            yield _corner(arm, axes, lambda path, chosen=chosen: int(path == chosen))  # type: ignore[misc]
-            yield _corner(arm, axes, lambda path, chosen=chosen: int(path != chosen))  # type: ignore[misc]
+        yield _corner(arm, axes, -1, {})
+        for path, axis in list(axes.items())[:MOST_CORNERS]:
+            others = _find_holding(axes, path)
+            for value in axis.extremes()[:MOST_CORNERS]:
+                for end in (0, -1):
+                    if others or value != axis.extremes()[end]:
+                        yield _corner(arm, axes, end, {**others, path: value})
 
     @cached_property
     def _ends(self) -> list[int]:
@@ -245,13 +249,23 @@ class _Builder:
         return left
 
 
-def _corner(arm: str, axes: Mapping[str, Parameter], end: Callable[[str], int]) -> Point:
-    """Return the point at which each parameter is at its first (0) or last (1) end."""
+def _corner(
+    arm: str, axes: Mapping[str, Parameter], end: int, fixed: Mapping[str, Scalar]
+) -> Point:
+    """Return the point at which all but the fixed are at their least (0) or largest (-1) end."""
     params: dict[str, Scalar] = {}
     for path, axis in axes.items():
         if axis.is_active(params):
-            params[path] = axis.ends()[end(path)]
+            params[path] = fixed[path] if path in fixed else axis.extremes()[end]
     return Point(arm, params)
+
+
+def _find_holding(axes: Mapping[str, Parameter], path: str) -> dict[str, Scalar]:
+    """Return values of other parameters with which a parameter exists."""
+    found = {other: values[0] for other, values in axes[path].when.items()}
+    for other in list(found):
+        found = {**_find_holding(axes, other), **found}
+    return found
 
 
 def _components(open_: _Open) -> list[_Open]:

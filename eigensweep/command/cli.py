@@ -644,7 +644,8 @@ def reproduce(
         bool,
         typer.Option(
             "--results-only",
-            help="Only keep the results of what has finished in EIGENSWEEP_HOME: no service.",
+            help="Only keep the results of what has finished in EIGENSWEEP_HOME: no service. Of "
+            "unfinished suites the trials that have finished are kept in the folder `unfinished`.",
         ),
     ] = False,
     results: Annotated[

@@ -183,8 +183,10 @@ def save_results(client: Client, budget: str, folder: Path, note: str | None) ->
 def keep_finished(folder: Path, note: str | None) -> list[Path]:
     """Keep the results of what has finished in the home folder, without a service.
 
-    A reproduction counts if all of its experiments are completed, even if it has no report. Where
-    it has one, the results name the machine and revision that the report names.
+    A reproduction has finished if all of its experiments are completed, even if it has no report.
+    Where it has one, the results name the machine and revision that the report names. Of any other
+    reproduction the trials that have finished are kept, in the folder `unfinished` below. One whose
+    suite or experiments are gone is left out, and that is printed.
 
     Raises:
         SQLAlchemyError: if the record cannot be read.
@@ -208,30 +210,49 @@ def keep_finished(folder: Path, note: str | None) -> list[Path]:
     reproducer = ReproductionHandler(kept, record, analyses, settings.storage_folder)
     written = []
     for found in kept.list():
-        if found.state != "finished" and not kept.has_trained(found):
+        is_whole = found.state == "finished" or kept.has_trained(found)
+        try:
+            order = reproducer.make_order(found)
+        except (LookupError, ValueError) as error:
+            typer.echo(f"{found.name} ({found.budget}) is left out: {error}", err=True)
             continue
-        results = collect(reproducer.make_order(found))
+        results = collect(order if is_whole else order.with_ended_trials())
         about: dict[str, object] = {"note": note}
         if (place := kept.folder / found.id / JSON).is_file():
             report = json.loads(place.read_bytes())
             about |= {name: report[name] for name in ("versions", "revision", "processor")}
             about |= {"made_at": datetime.fromisoformat(report["made_at"])}
-        if (path := _keep(results.model_copy(update=about), folder)) is not None:
+        path = _keep(results.model_copy(update=about), folder, is_whole=is_whole)
+        if path is not None:
             written.append(path)
     return written
 
 
-def _keep(results: Results, folder: Path) -> Path | None:
-    """Write results into their file, unless that has more seeds; return it if it was written."""
-    from eigensweep.reports.results import count_seeds, name_file, read_results, write_results
-    from eigensweep.store.places.durable_files import write_whole
+def _keep(results: Results, folder: Path, *, is_whole: bool = True) -> Path | None:
+    """Write results into their file, unless that has more seeds; return it if it was written.
 
-    path = folder / name_file(results.name, results.budget)
-    known = count_seeds(read_results(path.read_bytes())) if path.is_file() else 0
-    if count_seeds(results) < max(known, 1):
+    Those that are not whole are written if no file has as many seeds.
+    """
+    from eigensweep.reports.results import UNFINISHED, count_seeds, name_file, write_results
+    from eigensweep.store.places.durable_files import make_folder, write_whole
+
+    whole = folder / name_file(results.name, results.budget)
+    part = folder / UNFINISHED / whole.name
+    seeds, in_whole, in_part = count_seeds(results), _count_seeds_in(whole), _count_seeds_in(part)
+    if seeds < (max(1, in_whole) if is_whole else max(in_whole, in_part) + 1):
         return None
+    path = whole if is_whole else part
+    make_folder(path.parent)
     write_whole(path, write_results(results))
+    if is_whole and in_part <= seeds:
+        part.unlink(missing_ok=True)
     return path
+
+
+def _count_seeds_in(path: Path) -> int:
+    from eigensweep.reports.results import count_seeds, read_results
+
+    return count_seeds(read_results(path.read_bytes())) if path.is_file() else 0
 
 
 def keep_results_of_home(call: Call, results: Path, note: str | None) -> None:

@@ -42,6 +42,8 @@ from eigensweep.store.places.durable_files import DamagedError, storage_error
 
 MOST_EVALUATIONS: Final = 1000
 """Most points of a curve; of a longer one, evenly spread ones are kept."""
+UNFINISHED: Final = "unfinished"
+"""Folder, among the files, of what has finished of suites that have not: no page shows it."""
 CONSTRAINT: Final = "constraint/"
 DEEP: Final = 6
 """Spaces before a line of JSON beyond which it is written behind the line before."""

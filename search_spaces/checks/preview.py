@@ -14,7 +14,7 @@ from eigensweep.search_spaces.checks.race_words import (
     count_racers,
     plan_seeds,
 )
-from eigensweep.search_spaces.checks.search_words import explain_search, find_brackets
+from eigensweep.search_spaces.checks.search_words import HALVING, explain_search, find_brackets
 from eigensweep.search_spaces.checks.spec_warnings import list_warnings
 from eigensweep.search_spaces.errors import InvalidPointError
 from eigensweep.search_spaces.parameters import Choice, Parameter
@@ -313,7 +313,7 @@ def _estimate(
     hours = (trials or 1) * mean / 3600
     racing_hours = count_extra_trainings(spec) * mean / spec.replicates / 3600
     brackets, left_out = find_brackets(spec), "Evaluation, early stopping, schedulers and GPUs"
-    share = 1.0 if brackets is None else brackets.share
+    share = brackets.share if brackets is not None and spec.scheduler.name in HALVING else 1.0
     if share < 1:
         left_out = (
             f"Its low end takes it that {spec.scheduler.name} stops all that it may, its high end "

@@ -52,10 +52,13 @@ def explain_plan(spec: ExperimentSpec, racing: RacingConfig) -> str:
 def plan_seeds(spec: ExperimentSpec, racing: RacingConfig) -> dict[float, int | None]:
     """Return about how many seeds decide differences of some sizes; None: more than 1,000.
 
-    A size is a ratio to the spread of the differences between seeds.
+    A size is a ratio to the spread of the differences between seeds. The first look compares the
+    best of all configurations with every other one, those that then train no more among them.
     """
-    error = racing.alpha / racing.count_comparisons(count_racers(spec, racing))
-    skipped = spec.replicates if racing.between == "arms" and _are_chosen(spec) else 0
+    is_of_arms = racing.between == "arms"
+    compared = len(spec.arms_) if is_of_arms else spec.trial_count() or racing.leaders
+    error = racing.alpha / racing.count_comparisons(compared)
+    skipped = spec.replicates if is_of_arms and _are_chosen(spec) else 0
     found = {effect: find_seeds(effect, error) for effect in PLANNED}
     return {effect: None if n is None else skipped + n for effect, n in found.items()}
 

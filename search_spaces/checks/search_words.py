@@ -20,6 +20,7 @@ from eigensweep.search_spaces.sections import (
     SchedulerConfig,
 )
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.search_spaces.trial import TrialConfig
 
 HALVING = frozenset({"asha", "hyperband"})
 """Schedulers that let 1 trial in so many go on from each rung."""
@@ -49,7 +50,7 @@ def explain_search(spec: ExperimentSpec) -> list[str]:
             f"Several objectives: {', '.join(goal.name for goal in spec.goals())}; a Pareto table "
             "shows the trials that no other one beats in all of them"
         )
-    brackets = find_brackets(spec)
+    brackets = find_brackets(spec) if spec.scheduler.name in HALVING else None
     if brackets is not None and (halving := _explain_halving(spec, brackets)):
         words.append(halving)
     if spec.scheduler.name == "pbt":
@@ -154,10 +155,13 @@ def find_unread_settings(scheduler: SchedulerConfig) -> Iterator[SpecError]:
             )
 
 
-def find_brackets(spec: ExperimentSpec) -> Brackets | None:
-    """Return at which steps a spec's trials are halved; None where its scheduler halves none."""
+def find_brackets(spec: ExperimentSpec, example: TrialConfig | None = None) -> Brackets | None:
+    """Return at which steps a spec's scheduler compares trials; None where that is not known.
+
+    It follows from the extreme points of the space, or from `example` if none of them is valid.
+    """
     settings, extremes = spec.scheduler, list_extremes(spec, ("task", "training"))
-    configs = [config for _, config in extremes] if settings.name in HALVING else []
+    configs = [config for _, config in extremes] or [*filter(None, [example])]
     if not configs:
         return None
     steps = max(config.training.steps or 1 for config in configs)

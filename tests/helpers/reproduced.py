@@ -61,8 +61,13 @@ class Reproducer:
         self.runner.tick(self.analyses)
 
 
-def play_driver(record: Record, storage: str, id: str, state: str = "completed") -> None:
-    """Play the driver of an experiment to its end."""
+def play_driver(
+    record: Record, storage: str, id: str, state: str = "completed", trials: int | None = None
+) -> None:
+    """Play the driver of an experiment to its end, or until so many trials have ended.
+
+    Then another one has a checkpoint.
+    """
     claim = record.claim(id)
     assert claim is not None
     spec = ExperimentSpec.from_stored(claim.spec)
@@ -80,5 +85,7 @@ def play_driver(record: Record, storage: str, id: str, state: str = "completed")
             curve = [CurvePoint(s, {"valid/cross_entropy": value}, 0) for s in (0, 1500)]
             store.commit(key, 1, 1500, {}, curve)
             results.append(ReplicateResult(seed=seed, value=value, step=1500, seconds=1.0))
+        if number == trials:
+            return
         ledger.finish(number, attempt, "completed", summarise(results))
     ledger.end(state, None if state == "completed" else "out of luck")

@@ -72,6 +72,13 @@ def test_points_that_differ_in_the_optimizer_are_one_guess(monkeypatch):
         assert guesses == estimate_arms(make(**largest, resources=resources))
 
 
+def test_the_largest_of_a_list_counts_wherever_it_stands():
+    arms = [{"model": {"name": "lstm", "hidden_size": 8}}]
+    sizes = {"space": {"model.hidden_size": [64, 1024, 128]}}
+    largest = [{"model": {"name": "lstm", "hidden_size": 1024}}]
+    assert host(arms=arms, search=sizes) == host(arms=largest)
+
+
 def test_an_invalid_point_stands_for_no_valid_one_of_its_size():
     """Without that schedule, its patience is refused: half of the extreme points are invalid."""
     space = {"optimizer.schedule": ["none", "halve_on_plateau"], "task.delay": [10, 1000]}

@@ -149,9 +149,9 @@ def test_a_race_says_what_it_may_cost():
         "Every configuration trains 3 seeds. Then up to 4 leaders train on, to 4, 5, 6, 7, 8, 9 "
         "seeds, until one is better than all others by an interval that holds at every look "
         "together: at most 24 further trainings. A difference as large as its spread between seeds "
-        "is decided with about 19 seeds, one of twice that size with 9, one of half with 61"
+        "is decided with about 20 seeds, one of twice that size with 10, one of half with 66"
     )
-    assert [(each.effect, each.seeds) for each in found.race_plan] == [(2, 9), (1, 19), (0.5, 61)]
+    assert [(each.effect, each.seeds) for each in found.race_plan] == [(2, 10), (1, 20), (0.5, 66)]
     hours = [each.core_hours for each in found.race_plan]
     assert 0 < hours[0] < hours[1] < hours[2]
     arms = make(

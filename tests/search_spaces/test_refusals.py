@@ -68,6 +68,12 @@ def test_a_good_spec_has_no_problems():
     assert post(**pbt()) == ([], None)
 
 
+def test_a_list_of_which_one_value_in_the_middle_fits_is_taken():
+    schedules = ["none", "halve_on_plateau", "exponential"]
+    search = grid(optimizer__schedule=schedules, optimizer__lr=[0.1, 0.01])
+    assert post(optimizer={"schedule_patience": 3}, search=search) == ([], None)
+
+
 @pytest.mark.parametrize("values", [{"low": 1e-4, "high": 1e-2}, [1e-4, 1e-2]])
 def test_several_values_are_told_where_a_search_has_them(values):
     ((problem,), _) = post(optimizer={"lr": values})

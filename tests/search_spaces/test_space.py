@@ -154,3 +154,21 @@ def test_a_condition_that_can_never_hold_is_refused(when, words):
     }
     with pytest.raises(ConditionError, match=words):
         Space({"arm": axes})
+
+
+def test_extreme_points_hold_every_end_and_every_parameter():
+    space = Space(
+        {
+            "lstm": {
+                "model.hidden_size": Choice(values=(64, 512, 8)),
+                "optimizer.name": Choice(values=("adam", "rmsprop", "adagrad")),
+                "optimizer.lr": Real(low=0.1, high=1.0),
+                "optimizer.alpha": Choice(values=(0.9,), when={"optimizer.name": ("rmsprop",)}),
+                "optimizer.momentum": Choice(values=(0.0, 0.5), when={"optimizer.alpha": (0.9,)}),
+            }
+        }
+    )
+    corners = [point.params for point in space.corners("lstm")]
+    assert {params["model.hidden_size"] for params in corners} == {8, 512}
+    assert {params["optimizer.name"] for params in corners} == {"adam", "rmsprop", "adagrad"}
+    assert {params.get("optimizer.momentum") for params in corners} == {None, 0.0, 0.5}

@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from helpers.reproduced import NAME, Reproducer, leave_undrawn, play_driver
+from helpers.reproduced import (
+    NAME,
+    Reproducer,
+    leave_undrawn,
+    play_driver,
+)
 from starlette.testclient import TestClient
 
 from eigensweep.client import RefusedError, connection
@@ -20,13 +26,19 @@ from eigensweep.command.reproduce import save_results
 from eigensweep.protocol.messages import DriverOptions
 from eigensweep.reports.__main__ import main as make_report
 from eigensweep.reports.report import make_report as make_content
-from eigensweep.reports.results import name_file, read_results, write_results
+from eigensweep.reports.results import (
+    UNFINISHED,
+    name_file,
+    read_folder,
+    read_results,
+    write_results,
+)
 from eigensweep.search_spaces.shipped.reproductions import suite_names
 from eigensweep.service.api.app import create_app
 from eigensweep.service.queue.dispatcher import Dispatcher
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.requests.reproductions import Wanted
+from eigensweep.service.record.requests.reproductions import Posted, Wanted
 from eigensweep.service.record.sql import database
 from eigensweep.service.settings import Settings
 from eigensweep.store.checkpoints import Store, replicate_key
@@ -124,6 +136,20 @@ def test_a_report_by_earlier_rules_is_remade_untrained(client, reproducer, play,
     assert again.json()["experiments"] == client.get(posted["links"]["self"]).json()["experiments"]
 
 
+@contextmanager
+def serve_elsewhere(folder: Path, empty_record: Path, results: Path) -> Iterator[TestClient]:
+    """Lend the service of another machine, whose home is empty, with a folder of results."""
+    home = folder / "other"
+    home.mkdir()
+    shutil.copyfile(empty_record, home / "record.db")
+    url = f"sqlite:///{home / 'record.db'}"
+    record, settings = Record(url), Settings(home=home, results=results)
+    queue = Dispatcher(record, launcher=None, options=DriverOptions(storage="/s"), problem=None)
+    with TestClient(create_app(settings, record, queue), base_url="http://localhost:8642") as other:
+        yield other
+    database.engine(url).dispose()
+
+
 class TestResults:
     """Results that one machine keeps and another takes up."""
 
@@ -144,16 +170,8 @@ class TestResults:
     @pytest.fixture
     def elsewhere(self, kept, tmp_path, empty_record):
         """The service of another machine, whose home is empty, over the same folder."""
-        (tmp_path / "other").mkdir()
-        shutil.copyfile(empty_record, tmp_path / "other" / "record.db")
-        url = f"sqlite:///{tmp_path / 'other' / 'record.db'}"
-        record = Record(url)
-        settings = Settings(home=tmp_path / "other", results=kept)
-        queue = Dispatcher(record, launcher=None, options=DriverOptions(storage="/s"), problem=None)
-        app = create_app(settings, record, queue)
-        with TestClient(app, base_url="http://localhost:8642") as other:
+        with serve_elsewhere(tmp_path, empty_record, kept) as other:
             yield other
-        database.engine(url).dispose()
 
     def test_a_report_can_be_made_of_them_alone(self, client, kept):
         (found,) = client.get("/v1/reproductions").json()["items"]
@@ -491,6 +509,64 @@ class TestCommandLine:
         done = run("--results-only", "--results", str(place.parent))
         assert done.exit_code == 0, done.output
         assert all(trial.curves for trial in read_results(place.read_bytes()).experiments[0].trials)
+
+    def test_trials_of_an_unfinished_one_are_kept_for_others(
+        self, client, play, run, tmp_path, monkeypatch, record, settings, empty_record
+    ):
+        experiment = post(client).json()["experiments"][0]["id"]
+        play(experiment, trials=1)
+        monkeypatch.setenv("EIGENSWEEP_HOME", str(settings.home))
+        monkeypatch.setenv("EIGENSWEEP_DATABASE_URL", record.url)
+        folder = tmp_path / "kept"
+        place = folder / UNFINISHED / name_file(NAME, "short")
+        words = ("--results-only", "--results", str(folder), "--note", "a test")
+        assert run(*words).output == f"written: {place}\n"
+        content = place.read_bytes()
+        (kept,) = read_results(content).experiments[0].trials
+        assert (kept.number, kept.state, len(kept.curves)) == (0, "completed", 10)
+        assert run(*words).output == "", "nothing has finished since"
+        assert place.read_bytes() == content
+        assert read_folder(folder) == [], "no page shows them"
+        with serve_elsewhere(tmp_path, empty_record, folder) as other:
+            id = post(other).json()["experiments"][0]["id"]
+            ledger = RecordLedger(other.app.state.service.record.url, id, 1)
+            config, steps = kept.config, kept.config["training"]["steps"]
+            found = ledger.find_finished(kept.config_hash, config["seed"], 10, steps)
+            assert found.result.value == pytest.approx(kept.result["value"])
+            origins = {each.origin for each in found.result.by_replicate}
+            assert origins == {read_results(content).origin}
+
+    def test_the_file_of_the_whole_suite_takes_its_place(
+        self, client, reproducer, play, run, tmp_path, monkeypatch, record, settings
+    ):
+        posted = post(client).json()
+        play(posted["experiments"][0]["id"])
+        reproducer.tick()
+        ended = client.get(posted["links"]["self"]).json()
+        whole = read_results(client.get(ended["links"]["report"]["results"]).content)
+        part = tmp_path / "kept" / UNFINISHED / name_file(NAME, "short")
+        part.parent.mkdir(parents=True)
+        trials = whole.experiments[0].trials[:1]
+        experiments = [whole.experiments[0].model_copy(update={"trials": trials})]
+        part.write_bytes(write_results(whole.model_copy(update={"experiments": experiments})))
+        monkeypatch.setenv("EIGENSWEEP_HOME", str(settings.home))
+        monkeypatch.setenv("EIGENSWEEP_DATABASE_URL", record.url)
+        assert run("--results-only", "--results", str(tmp_path / "kept")).exit_code == 0
+        assert not part.exists()
+        assert (tmp_path / "kept" / part.name).is_file()
+
+    def test_one_whose_experiment_was_deleted_is_left_out(
+        self, client, run, tmp_path, monkeypatch, record, settings
+    ):
+        posted = post(client).json()
+        missing = {"main": Posted("none")}
+        reproductions = client.app.state.service.reproductions
+        reproductions.change(reproductions.get(posted["id"]), experiments=missing)
+        monkeypatch.setenv("EIGENSWEEP_HOME", str(settings.home))
+        monkeypatch.setenv("EIGENSWEEP_DATABASE_URL", record.url)
+        done = run("--results-only", "--results", str(tmp_path / "kept"))
+        assert done.exit_code == 0, done.output
+        assert f"{NAME} (short) is left out: " in done.output
 
     def test_all_leaves_out_what_needs_a_licence(self, client):
         from eigensweep.command.reproduce import choose

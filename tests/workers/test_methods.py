@@ -12,7 +12,7 @@ import pytest
 from sweeps import SCORNN, Bench, spec
 
 from eigensweep.results.trial_result import ParameterCount, Result
-from eigensweep.workers.driver.search.samplers import FEWEST_EARLIER
+from eigensweep.workers.driver.search.samplers import FEWEST_EARLIER, GENERATION
 
 TWO = {
     "optimizer.lr": {"low": 1e-5, "high": 1e-1, "log": True},
@@ -36,6 +36,8 @@ LEARNING = {"gp": 20, "cmaes": 60, "nsga2": 40}
 
 def bench(folder: Path, method: str, space: dict[str, Any], trials: int, **fields: Any) -> Bench:
     search = {"method": method, "space": space, "trials": trials, "seed": 1}
+    if "warm_start" in fields:
+        search["warm_start"] = fields.pop("warm_start")
     return Bench(folder, spec(search, **fields))
 
 
@@ -71,6 +73,8 @@ class TestSequences:
         ("method", "space", "trials"),
         [
             ("qmc", MIXED, 20),
+            ("random", MIXED, 20),
+            ("random", SMALL, 19),
             ("grid", SMALL, 19),
             ("qmc", {"model.negative_fraction": [0, 0.5]}, 9),
         ],
@@ -234,6 +238,20 @@ class TestWarmStart:
         (tmp_path / "cold").mkdir()
         cold = bench(tmp_path / "cold", method, TWO, 20)
         assert median(values[:10]) < median([loss(p) for p in cold.run(loss, most=10)]) / 1.5
+
+    @pytest.mark.parametrize("method", ["cmaes", "nsga2"])
+    def test_the_notes_of_the_earlier_sampler_are_not_its_own(self, tmp_path, method):
+        bench(tmp_path, method, TWO, 30).run(loss)
+        (tmp_path / "ledger.json").rename(tmp_path / "e0.json")
+        space = {**TWO, "optimizer.momentum": {"low": 0.0, "high": 0.9}}
+        b = bench(tmp_path, method, space, 20, warm_start=["e0"])
+        b.run(loss)
+        trials = b.study.trials()
+        if method == "cmaes":
+            assert all("cma:generation" in t.system_attrs for t in trials[30:])
+        else:
+            generations = [t.system_attrs[GENERATION] for t in trials[:30]]
+            assert generations == [n // b.spec.population for n in range(30)]
 
     def test_each_trial_is_told_once_whatever_dies(self, tmp_path):
         b = self.start(tmp_path, "tpe", 20)

@@ -5,9 +5,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from file_ledger import FileLedger
 from orders import make_order
+from sweeps import spec
 
+from eigensweep.protocol.messages import DriverOptions
+from eigensweep.search_spaces.checks.brackets import Brackets
+from eigensweep.search_spaces.checks.search_words import find_brackets
 from eigensweep.search_spaces.sections import SchedulerConfig
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.workers.driver.experiment import ExperimentDriver
 from eigensweep.workers.driver.tune.schedulers import Past, make_scheduler
 
 
@@ -28,10 +35,9 @@ def trial(name: str, reports: list[tuple[int, float]] | None = None, number: int
 def build(name: str, past: list[Past], better: str = "lower", baseline: float | None = None) -> Any:
     return make_scheduler(
         SchedulerConfig(name=name, min_steps=10),
+        Brackets(10, 90, 3, None if name == "hyperband" else 1),
         better=better,
         baseline=baseline,
-        first_rung=10,
-        max_steps=90,
         past=past,
     )
 
@@ -153,3 +159,20 @@ def test_hyperbands_later_brackets_begin_to_stop_later():
             decided += rule.on_trial_result(CONTROLLER, one, {"step": 30, "objective": 0.9})
         by_bracket.setdefault(rule._brackets.choose(number), set()).add(decided)
     assert by_bracket == {0: {"STOP"}, 1: {"CONTINUESTOP"}, 2: {"CONTINUECONTINUE"}}
+
+
+@pytest.mark.parametrize("name", ["asha", "hyperband", "median"])
+def test_rungs_follow_from_the_spec_not_from_its_first_trials(tmp_path, name):
+    search = {"space": {"training.steps": [100, 900, 300]}}
+    content = spec(search, scheduler={"name": name, "margin": None})
+    ledger, options = FileLedger(tmp_path / "ledger.json"), DriverOptions(storage=str(tmp_path))
+    found = []
+    for trials in (1, 3):
+        driver = ExperimentDriver("e1", ExperimentSpec.model_validate(content), ledger, options)
+        for _ in range(trials):
+            assert driver.sweep.next_job() is not None
+        rule = driver._scheduler()
+        found.append(rule._first if name == "median" else rule._brackets)
+    assert found[0] == found[1] == (10 if name == "median" else find_brackets(driver.spec))
+    if name == "hyperband":
+        assert found[0].begins == [10, 30, 90, 270, 810]

@@ -38,6 +38,7 @@ from eigensweep.protocol.states import OPEN_TRIALS
 from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.results.trial_result import Metrics
 from eigensweep.search_spaces.checks.memory import limit_memory, reserve_memory
+from eigensweep.search_spaces.checks.search_words import find_brackets
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
@@ -435,24 +436,19 @@ class ExperimentDriver:
     def _scheduler(self) -> tune.schedulers.TrialScheduler:
         """Return the spec's scheduler, which knows what trials under earlier drivers reported."""
         compares = self.spec.scheduler.name not in ("none", "pbt")
-        entries = self.ledger.walk() if compares else iter(list(self.sweep.entries.values()))
-        first: list[int] = []
-        most: list[int] = []
-        past: list[Past] = []
-        for entry in entries:
-            if entry.config:
-                config = TrialConfig.from_dict(entry.config)
-                first.append(self.spec.rung_steps(config)[0])
-                most.append(config.training.steps or 1)
-            if compares and entry.state not in OPEN_TRIALS:
-                past.append(Past(entry.number, _objectives(entry)))
+        example = next(each.config for each in self.sweep.entries.values() if each.config)
+        brackets = find_brackets(self.spec, TrialConfig.from_dict(example))
+        assert brackets is not None
         return make_scheduler(
             self.spec.scheduler,
+            brackets,
             better=self.spec.objective_metric.better,
             baseline=self.spec.baseline,
-            first_rung=min(first),
-            max_steps=max(most),
-            past=past,
+            past=(
+                Past(entry.number, _objectives(entry))
+                for entry in (self.ledger.walk() if compares else ())
+                if entry.state not in OPEN_TRIALS
+            ),
         )
 
     def _end(self) -> None:

@@ -23,7 +23,7 @@ from pydantic import JsonValue
 
 from eigensweep.protocol.states import ENDED
 from eigensweep.reports.messages import FILES, JSON, ReportOutcome, Results, Until
-from eigensweep.reports.results import name_file, read_results
+from eigensweep.reports.results import UNFINISHED, name_file, read_results
 from eigensweep.search_spaces.checks.checks import check_spec
 from eigensweep.search_spaces.errors import SpecError
 from eigensweep.search_spaces.sections import ResourcesConfig
@@ -189,25 +189,28 @@ class Reproductions:
         Raises:
             StorageError: if they cannot be written to the store.
         """
-        for each in filter(None, (name, load_suite(name).same_as)):
-            found = self.find_results(each, budget)
+        names = [name_file(each, budget) for each in (name, load_suite(name).same_as) if each]
+        for path in (*names, *(f"{UNFINISHED}/{each}" for each in names)):
+            found = self._read_results(path)
             if found is None:
                 continue
             try:
                 take_up(self.record.url, found, self.storage)
             except (LookupError, TypeError, ValueError) as error:  # no spec of ours, or no trial
-                logger.warning("results are not taken up suite=%s: %r", each, error)
+                logger.warning("results are not taken up path=%s: %r", path, error)
 
     def find_results(self, name: str, budget: Budget) -> Results | None:
         """Return the results of other machines for a suite; None if there are none.
 
         A file that cannot be read counts as none, with a warning: its trials are trained here.
         """
+        return self._read_results(name_file(name, budget))
+
+    def _read_results(self, path: str) -> Results | None:
         if self.results is None:
             return None
-        path = self.results / name_file(name, budget)
         try:
-            return read_results(path.read_bytes())
+            return read_results((self.results / path).read_bytes())
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:

@@ -28,9 +28,6 @@ from eigensweep.service.record.sql.tables import ExperimentRow, TrialRow
 from eigensweep.store.checkpoints import Store, replicate_key, trial_key
 from eigensweep.store.upkeep.thinning import thin_out
 
-TAKEN: tuple[str, ...] = ("completed", "reused", "diverged")
-"""Ends of trials whose results are taken up: their whole budget was trained, or diverged."""
-
 
 def take_up(url: str, results: Results, storage: str) -> None:
     """Record the experiments of a file of results, except those that were taken up before.
@@ -39,7 +36,7 @@ def take_up(url: str, results: Results, storage: str) -> None:
         StorageError: if the curves cannot be written to the store.
     """
     for experiment in results.experiments:
-        trials = [each for each in experiment.trials if each.state in TAKEN and each.result]
+        trials = [each for each in experiment.trials if each.is_ended]
         if trials and experiment.id is None:
             _take_up(url, results, experiment, trials, storage)
 

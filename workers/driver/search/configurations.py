@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from eigensweep.protocol.ledger import TrialEntry
-from eigensweep.search_spaces.sequences import quasi_random
+from eigensweep.search_spaces.sections import LEARNING
+from eigensweep.search_spaces.sequences import draw_at_random, quasi_random
 from eigensweep.search_spaces.space import Point, Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
@@ -19,9 +20,8 @@ from eigensweep.workers.driver.search.study import Draw, Study
 ASKS = 10
 """How often a sampler is asked again after it gave a point that was tried already."""
 
-RANDOM_ASKS = 200
-"""How often points are then drawn at random, where the space has no list of all its points; and how
-many points of a quasi-random sequence in a row may give no new trial."""
+MOST_MISSES = 200
+"""How many points of a sequence in a row may give no new trial."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,10 @@ class Configurations:
         self._spec, self._study = spec, study
         self.space = spec.space()
         self._walked = 0
-        self._is_spread = spec.search.method == "qmc" or spec.is_sampled
-        self._sequence = quasi_random(self.space, spec.search.seed)
+        self._has_sequence = spec.search.method != "grid" or spec.is_sampled
+        is_spread = spec.search.method in ("grid", "qmc")
+        follow = quasi_random if is_spread else draw_at_random
+        self._sequence = follow(self.space, spec.search.seed)
         self._misses = 0
         """Points of the sequence since the last that became a trial."""
         self._points, self._identities = Digests(), Digests()
@@ -63,7 +65,7 @@ class Configurations:
         point = _key(Point(entry.arm, entry.params))
         self._points.add(point)
         if entry.state != "invalid":
-            if self._is_spread:
+            if self._has_sequence:
                 self._unmet.add(point)
             config = TrialConfig.from_dict(entry.config)
             self._identities.add(_identity(config, config.content_hash()))
@@ -85,20 +87,20 @@ class Configurations:
 
     def _candidates(self) -> Iterator[tuple[Point, Draw | None]]:
         """Yield points until one is taken: the method's first, then whatever is left."""
-        size = self.space.count()
-        if self._is_spread:
-            yield from ((point, None) for point in self._follow_sequence())
-        elif self._spec.search.method != "grid":
-            for ask in range(ASKS if size is not None else ASKS + RANDOM_ASKS):
-                draw = self._study.draw(at_random=ask >= ASKS)
+        if self._spec.search.method in LEARNING:
+            for _ in range(ASKS):
+                draw = self._study.draw()
                 yield draw.point, draw
+        if self._has_sequence:
+            yield from ((point, None) for point in self._follow_sequence())
+        size = self.space.count()
         while size is not None and self._walked < size:
             self._walked += 1
             yield self.space.point(self._walked - 1), None
 
     def _follow_sequence(self) -> Iterator[Point]:
-        """Yield points of the quasi-random sequence until `RANDOM_ASKS` in a row were none."""
-        while self._misses < RANDOM_ASKS:
+        """Yield points of the sequence until `MOST_MISSES` in a row gave no trial."""
+        while self._misses < MOST_MISSES:
             point = next(self._sequence)
             self._misses += 1
             if _key(point) in self._unmet:  # as an earlier driver went on from here

@@ -14,7 +14,6 @@ from optuna.samplers import (
     CmaEsSampler,
     GPSampler,
     NSGAIISampler,
-    RandomSampler,
     TPESampler,
 )
 from optuna.samplers.nsgaii import PolynomialMutation, SBXCrossover
@@ -35,7 +34,7 @@ ONE_IN = 10
 def make_sampler(
     method: SearchMethod, *, seed: int, population: int | None, told: Sequence[FrozenTrial]
 ) -> BaseSampler:
-    """Return the sampler of a method; `grid` and `qmc` draw nothing and get the random one.
+    """Return the sampler of a method that learns.
 
     `told` is what the study knows so far. A parameter that GP and CMA-ES cannot draw together with
     the rest is drawn by TPE, by itself.
@@ -54,16 +53,15 @@ def make_sampler(
                 warn_independent_sampling=False,
                 source_trials=_find_earlier(told),
             )
-    if method == "nsga2":
-        assert population is not None
-        with quiet():  # the operators of its paper, for numbers
-            return NSGAIISampler(
-                seed=seed,
-                population_size=population,
-                crossover=SBXCrossover(),
-                mutation=PolynomialMutation(),
-            )
-    return RandomSampler(seed=seed)
+    assert method == "nsga2"
+    assert population is not None
+    with quiet():  # the operators of its paper, for numbers
+        return NSGAIISampler(
+            seed=seed,
+            population_size=population,
+            crossover=SBXCrossover(),
+            mutation=PolynomialMutation(),
+        )
 
 
 def mark_generation(method: SearchMethod, population: int | None, place: int) -> dict[str, int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import optuna
@@ -20,7 +20,6 @@ from optuna.distributions import (
     FloatDistribution,
     IntDistribution,
 )
-from optuna.samplers import RandomSampler
 from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
@@ -62,8 +61,8 @@ class Draw:
     """A point that the sampler gave."""
 
     point: Point
-    optuna_number: int | None = None
-    """The Optuna trial that waits for the outcome; None where Optuna has none yet."""
+    optuna_number: int
+    """The Optuna trial that waits for the outcome."""
     sampler_state: dict[str, object] = field(default_factory=lambda: NOTHING)
     """What the sampler noted with it, and needs to know later."""
 
@@ -76,14 +75,13 @@ class Study:
     """
 
     def __init__(self, spec: ExperimentSpec) -> None:
-        space = spec.space()
-        groups = [[arm] for arm in space.arms] if spec.search.method in JOINT else [space.arms]
+        space, method = spec.space(), spec.search.method
+        groups = [[arm] for arm in space.arms] if method in JOINT else [space.arms]
         self._parts = [
-            _Part(spec, Space({arm: space.axes(arm) for arm in group})) for group in groups
+            _Part(spec, Space({arm: space.axes(arm) for arm in group}))
+            for group in (groups if method in LEARNING else [])
         ]
-        self._part_of = {
-            arm: part for group, part in zip(groups, self._parts, strict=True) for arm in group
-        }
+        self._part_of = {arm: part for part in self._parts for arm in part.arms}
 
     def observe(self, earlier: TrialEntry, point: Point) -> None:
         """Learn how another experiment's trial ended, at its point here; before `take_up`."""
@@ -93,17 +91,18 @@ class Study:
         """Learn what the ledger holds, by number, and make the samplers; before the first draw."""
         for entry in entries:
             if entry.state != "invalid":
-                self._part_of[entry.arm].take_up(entry)
+                self.add(entry)
         for part in self._parts:
             part.begin()
 
-    def draw(self, *, at_random: bool = False) -> Draw:
-        """Return a point from the sampler, or from the random one. It may be an old point."""
-        return min(self._parts, key=lambda part: part.turns).draw(at_random)
+    def draw(self) -> Draw:
+        """Return a point from the sampler. It may be an old point."""
+        return min(self._parts, key=lambda part: part.turns).draw()
 
     def add(self, entry: TrialEntry, draw: Draw | None = None) -> None:
         """Learn of a new trial, whether or not it was drawn here."""
-        self._part_of[entry.arm].add(entry, draw)
+        if (part := self._part_of.get(entry.arm)) is not None:
+            part.add(entry, draw)
 
     def discard(self, draw: Draw) -> None:
         """Learn that a draw gave no new trial, so that samplers ignore it."""
@@ -111,7 +110,8 @@ class Study:
 
     def tell(self, entry: TrialEntry) -> None:
         """Tell Optuna how a trial ended, once; do nothing while it is open."""
-        self._part_of[entry.arm].tell(entry)
+        if (part := self._part_of.get(entry.arm)) is not None:
+            part.tell(entry)
 
     def trials(self) -> list[FrozenTrial]:
         """Return Optuna's own view of every trial, discarded draws among them."""
@@ -134,7 +134,6 @@ class _Part:
     def __init__(self, spec: ExperimentSpec, space: Space) -> None:
         self._goals, self._search, self._space = spec.goals(), spec.search, space
         self._population = spec.population
-        self._learns = spec.search.method in LEARNING
         self._storage = InMemoryStorage()
         self._study = optuna.create_study(
             storage=self._storage,
@@ -158,25 +157,21 @@ class _Part:
         Each driver has its own random stream: the old stream would draw the old points again.
         """
         seed = self._search.seed + self.turns
-        self._random = RandomSampler(seed=seed)
         self._study.sampler = make_sampler(
             self._search.method, seed=seed, population=self._population, told=self.trials()
         )
         choose_parents(self._study)
 
+    @property
+    def arms(self) -> list[str]:
+        return self._space.arms
+
     def observe(self, earlier: TrialEntry, point: Point) -> None:
-        if self._learns:
-            self._put(point, earlier)
+        """Learn of a trial; what its sampler noted with it belongs to another space."""
+        self._put(point, replace(earlier, sampler_state=NOTHING))
 
-    def take_up(self, entry: TrialEntry) -> None:
+    def draw(self) -> Draw:
         self.turns += 1
-        self.add(entry)
-
-    def draw(self, at_random: bool) -> Draw:
-        self.turns += 1
-        if not self._learns or at_random:
-            sampler = self._random if at_random else self._study.sampler  # it looks at no trials
-            return Draw(self._read_point(optuna.create_study(sampler=sampler).ask()))
         with quiet():
             trial = self._study.ask()
             point = self._read_point(trial)
@@ -194,18 +189,16 @@ class _Part:
         return Point(arm, params)
 
     def add(self, entry: TrialEntry, draw: Draw | None = None) -> None:
-        if not self._learns:
-            return
-        if draw is None or draw.optuna_number is None:
+        if draw is None:
+            self.turns += 1
             self._put(Point(entry.arm, entry.params), entry)
         else:
             self._open[entry.number] = draw.optuna_number
             self._count += 1
 
     def discard(self, draw: Draw) -> None:
-        if draw.optuna_number is not None:
-            self._study.tell(draw.optuna_number, state=TrialState.FAIL)
-            self._share(draw.optuna_number)
+        self._study.tell(draw.optuna_number, state=TrialState.FAIL)
+        self._share(draw.optuna_number)
 
     def _put(self, point: Point, entry: TrialEntry) -> None:
         """Let Optuna know of a trial at a point that was not drawn in this process."""

@@ -196,19 +196,14 @@ class Rounds(FIFOScheduler):
 
 def make_scheduler(
     settings: SchedulerConfig,
+    brackets: Brackets,
     *,
     better: Better,
     baseline: float | None,
-    first_rung: int,
-    max_steps: int,
     past: Iterable[Past],
 ) -> TrialScheduler:
-    """Return the scheduler of a spec, for trials that end by themselves at `max_steps`.
-
-    Trials are first compared at `min_steps`, or at `first_rung`.
-    """
-    first = min(settings.min_steps or first_rung, max_steps)
-    good_enough = settings.good_enough(baseline, better)
+    """Return the scheduler of a spec, which compares trials from the first of `brackets` on."""
+    first, good_enough = brackets.first, settings.good_enough(baseline, better)
     if settings.name == "median":
         least = settings.min_samples
         return Median(past, better, good_enough, first=first, min_samples=least)
@@ -216,6 +211,4 @@ def make_scheduler(
         return FIFOScheduler()  # type: ignore[no-untyped-call]
     if settings.name == "pbt":
         return Rounds(first)
-    most = settings.brackets if settings.name == "hyperband" else 1
-    brackets = Brackets(first, max_steps, settings.reduction_factor, most)
     return Halving(past, brackets, better, good_enough)
