@@ -617,6 +617,10 @@ def reproduce(
     most: Annotated[
         int | None, typer.Option(help="With --until-decided: largest number of seeds; 40 if not.")
     ] = None,
+    cpus: Annotated[
+        float | None,
+        typer.Option(help="Cores of a trial: so many seeds of an arm train at once."),
+    ] = None,
     gpus: Annotated[
         float | None, typer.Option(help="Train on GPUs: GPUs of a trial, 1 or a share of one.")
     ] = None,
@@ -698,7 +702,10 @@ def reproduce(
     ):
         names = names or work.choose(client, budget)
         asked: dict[str, object] = {"core_hours": core_hours, "most": most}
-        asked |= {"until_decided": until_decided, "resources": work.make_resources(gpus, lanes)}
+        asked |= {
+            "until_decided": until_decided,
+            "resources": work.make_resources(cpus, gpus, lanes),
+        }
         if until_decided and not call.as_json:
             for each_name in names:
                 work.show_plan(client, each_name, budget, call.screen)

@@ -109,6 +109,19 @@ class TestList:
         second = client.get(older).text
         assert re.findall(r">(n\d\d)<", second) == ["n04", "n03", "n02", "n01", "n00"]
         assert 'rel="next"' not in second
+        back = unescape(
+            re.search(r'href="([^"]+)">Newest', client.get(f"{older}&archived=true").text)[1]
+        )
+        assert "archived=true" in back
+
+    def test_without_archived_ones_an_empty_list_says_so(self, client, spec):
+        assert "Nothing was posted yet" in read(client, "/?archived=true")
+        id = client.post("/v1/experiments", json=spec()).json()["id"]
+        for action in ("cancel", "archive"):
+            assert client.post(f"/v1/experiments/{id}/{action}").status_code == 202
+        page = client.get("/").text
+        assert "Nothing was posted yet" not in page
+        assert 'href="/?archived=true"' in page
 
 
 class TestFields:
@@ -439,6 +452,11 @@ class TestOverviews:
         (first, _) = client.get(f"{here}/checkpoints").json()["items"]
         assert (first["seed"], first["step"]) == (0, 100)
         assert first["bytes"] > 0
+        for most in (4, 6):  # a thinned one has both ends
+            thinned = client.get(f"{here}/curves?points={most}").json()["items"][0]["steps"]
+            whole = curves[0]["steps"]
+            assert len(thinned) <= most
+            assert (thinned[0], thinned[-1]) == (whole[0], whole[-1])
 
     def test_a_large_search_shows_its_best_and_an_even_sample(self, client, ledger, settings):
         for number in range(8, 40):

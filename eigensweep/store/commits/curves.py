@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from eigensweep.store.places.durable_files import DamagedError
+
+T = TypeVar("T")
 
 CHECKSUM: Final = b', "crc32": '
 """Stands before the last value of a head and of a curve's line: the CRC-32 of all before it. What
@@ -69,6 +72,19 @@ def read_if_whole(line: bytes) -> CurvePoint | None:
         return CurvePoint(**content)
     except (ValueError, TypeError, AttributeError):
         return None
+
+
+def thin(points: Sequence[T], most: int) -> list[T]:
+    """Return `most` points at most, 2 or more: evenly spread, the first and the last among them.
+
+    >>> thin(range(9), 4), thin(range(3), 4)
+    ([0, 3, 6, 8], [0, 1, 2])
+    """
+    every = max(1, -(-(len(points) - 1) // (most - 1)))
+    kept = list(points[::every])
+    if (len(points) - 1) % every:
+        kept.append(points[-1])
+    return kept
 
 
 def find_whole(curve: bytes, most: int) -> tuple[int, int, int]:
