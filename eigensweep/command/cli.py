@@ -194,6 +194,8 @@ def list_experiments(
         call.tell(found, lambda _: words)
     else:
         call.tell(found, lambda _: Table(answers.LIST_HEADS, map(answers.make_list_row, found)))
+        if len(found) == limit:
+            typer.echo(f"the newest {limit}; --limit shows more", err=True)
 
 
 @command(app)
@@ -269,6 +271,8 @@ def trials(
     ] = None,
 ) -> None:
     """Rank an experiment's trials beside the baseline, or show one in full."""
+    if out is not None and number is not None:
+        raise InputError("--out writes all trials; give either a file or the number of one trial")
     found = call.client.experiment(experiment)
     if out is not None:
         _export(call, found, out)

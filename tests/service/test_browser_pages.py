@@ -26,6 +26,8 @@ from eigensweep.search_spaces.shipped.reproductions import suite_names
 from eigensweep.service.api.app import create_app
 from eigensweep.service.api.pages.formats import show_duration, show_number
 from eigensweep.service.record.ledger import RecordLedger
+from eigensweep.store.checkpoints import Store, replicate_key
+from eigensweep.store.commits.curves import CurvePoint
 
 
 @pytest.fixture
@@ -403,6 +405,15 @@ class TestOverviews:
         thin = client.get(f"{here}?points=4&trials=1").json()["items"]
         assert thin[0]["steps"] == [0, 40, 80, 100]
         assert len(thin) == 3
+
+    def test_seeds_that_end_at_other_steps_share_thinned_points(self, client, ledger, settings):
+        key = replicate_key(ledger.experiment_id, 0, 1)
+        longer = [CurvePoint(step, {"valid/cross_entropy": 0.1}, 0) for step in range(110, 190, 10)]
+        Store(settings.storage_folder).commit(key, 1, 180, {}, longer)
+        here = f"/v1/experiments/{ledger.experiment_id}/curves?points=4"
+        curves = {each["number"]: each["steps"] for each in client.get(here).json()["items"]}
+        assert curves[0] == [0, 80]
+        assert curves[1] == [0, 40, 80, 100]
 
     def test_a_metric_of_no_curve_is_refused_with_those_that_exist(self, client, ledger):
         here = f"/v1/experiments/{ledger.experiment_id}/curves"

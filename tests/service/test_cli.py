@@ -288,6 +288,20 @@ def test_an_archived_experiment_is_named_like_others(cli: Cli, spec: str) -> Non
     assert id in cli("list").stdout
 
 
+def test_a_list_that_is_cut_off_says_so(cli: Cli, spec: str) -> None:
+    for _ in range(2):
+        cli("submit", spec)
+    assert "the newest 1; --limit shows more" in cli("list", "--limit", "1").stderr
+    assert "--limit" not in cli("list", "--limit", "200").stderr
+
+
+def test_one_trial_is_not_written_as_all(cli: Cli, spec: str, tmp_path: Path) -> None:
+    id = json.loads(cli("submit", spec, "--follow", "--json").stdout.splitlines()[-1])["id"]
+    refused = cli("trials", id, "1", "--out", str(tmp_path / "all.csv"))
+    assert (refused.exit_code, list(tmp_path.glob("*.csv"))) == (2, [])
+    assert "either a file or the number of one trial" in refused.stderr
+
+
 def test_watch_as_json_prints_each_event_then_the_experiment(cli: Cli, spec: str) -> None:
     id = json.loads(cli("submit", spec, "--json").stdout)["id"]
 

@@ -77,10 +77,13 @@ def read_if_whole(line: bytes) -> CurvePoint | None:
 def thin(points: Sequence[T], most: int) -> list[T]:
     """Return `most` points at most, 2 or more: evenly spread, the first and the last among them.
 
-    >>> thin(range(9), 4), thin(range(3), 4)
-    ([0, 3, 6, 8], [0, 1, 2])
+    The distance is a power of two, so that curves of other lengths keep the same places.
+
+    >>> thin(range(10), 4), thin(range(20), 4)
+    ([0, 4, 8, 9], [0, 8, 16, 19])
     """
-    every = max(1, -(-(len(points) - 1) // (most - 1)))
+    least = -(-(len(points) - 1) // (most - 1))
+    every = 1 << max(0, least - 1).bit_length()
     kept = list(points[::every])
     if (len(points) - 1) % every:
         kept.append(points[-1])
