@@ -1,27 +1,43 @@
-"""Whether the replicates of one trial gain by training side by side on one core.
+"""Whether the replicates of one trial gain by training side by side: on one core, or on several.
 
     python -m bench.replicates [MODEL,N,BATCH,DELAY,REPLICATES ...]
+    python -m bench.replicates --cores 2 [MODEL,N,BATCH,DELAY,REPLICATES ...]
 
-Rounds alternate between the replicates as lanes of one group and one training alone, both for half
-a second. What counts is lane-steps by CPU second, so that other work on the machine matters little.
+On one core, rounds alternate between the replicates as lanes of one group and one training alone,
+both for half a second. What counts is lane-steps by CPU second, so that other work on the machine
+matters little.
+
+On several cores, rounds alternate between the replicates one after another with one thread, the
+same with as many threads of PyTorch as cores, and so many replicates at once. What counts is the
+time that passes, so nothing else may run.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from statistics import median
 
 import torch
 
 from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.training.attempt import Threads
 from eigensweep.training.lanes.stacked.group import Group
 from eigensweep.training.training import Training
 
 CASES = ["scornn,64,20,100,3", "lstm,64,20,100,3", "scornn,64,20,100,2", "lstm,64,20,100,2"]
-ROUNDS, SECONDS = 3, 0.5
+CASES_OF_CORES = [
+    "lt_rnn,80,20,200,4",
+    "lstm,80,20,200,4",
+    "asrnn,128,32,300,4",
+    "exprnn,190,50,500,4",
+    "lstm,512,32,100,4",
+]
+ROUNDS, SECONDS, STEPS = 3, 0.5, 20
 NEEDED = {"scornn": {"negative_fraction": 0.5}, "enrnn": {"short_fraction": 0.5}}
 
 
@@ -74,13 +90,51 @@ def compare(model: str, n: int, batch: int, delay: int, replicates: int) -> list
     return gains
 
 
-def main(cases: list[str]) -> None:
+def compare_cores(
+    cores: int, model: str, n: int, batch: int, delay: int, replicates: int
+) -> dict[str, list[float]]:
+    """Return, of each round, how many times faster than one thread several are, in two ways."""
+    trainings = [make(model, n, batch, delay, seed) for seed in range(replicates)]
+
+    def take(threads: Threads) -> float:
+        def step(training: Training) -> None:
+            threads.set_up()
+            for _ in range(STEPS):
+                training.take_step()
+
+        began = time.perf_counter()
+        threads.run([partial(step, training) for training in trainings])
+        return time.perf_counter() - began
+
+    ways = {"threads of PyTorch": Threads(1, cores), "replicates at once": Threads(cores, 1)}
+    gains: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(1 + ROUNDS):  # the first one compiles and warms up
+        alone = take(Threads(1, 1))
+        for name, threads in ways.items():
+            gain = alone / take(threads)
+            if number >= 1:
+                gains[name].append(gain)
+    return gains
+
+
+def main(words: list[str]) -> None:
     """Print the gain of each case."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--cores", type=int, default=1)
+    parser.add_argument("cases", nargs="*", metavar="MODEL,N,BATCH,DELAY,REPLICATES")
+    asked = parser.parse_args(words)
     torch.set_num_threads(1)
-    for case in cases or CASES:
+    for case in asked.cases or (CASES if asked.cores == 1 else CASES_OF_CORES):
         model, *numbers = case.split(",")
-        gains = compare(model, *map(int, numbers))
-        sys.stdout.write(f"{case}: {median(gains):.2f} ({min(gains):.2f} to {max(gains):.2f})\n")
+        sizes = map(int, numbers)
+        ways = (
+            {"": compare(model, *sizes)}
+            if asked.cores == 1
+            else compare_cores(asked.cores, model, *sizes)
+        )
+        for name, gains in ways.items():
+            spread = f"{median(gains):.2f} ({min(gains):.2f} to {max(gains):.2f})"
+            sys.stdout.write(f"{' '.join(filter(None, (case, name)))}: {spread}\n")
         sys.stdout.flush()
 
 

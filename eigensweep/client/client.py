@@ -81,25 +81,26 @@ class Client(Connection):
 
     def experiment(self, name: str) -> Experiment:
         """Return an experiment that was posted before: see `find_id` for what names it."""
-        try:
-            return Experiment.load(self, name)
-        except RefusedError as refusal:
-            id = self.find_id(name) if refusal.status == 404 else name
-            if id == name:
-                raise
-        return Experiment.load(self, id)
+        return Experiment.load(self, self.find_id(name))
 
     def find_id(self, name: str) -> str:
         """Return the id of the experiment that somebody means.
 
         `name` is an id, the beginning of one, the experiment's name, or `last` for the newest one.
-        A name that nothing is found for comes back as it is; the service refuses it.
+        Archived ones are looked at where no other is meant. A name that nothing is found for comes
+        back as it is; the service refuses it.
 
         Raises:
-            InputError: if more than one experiment may be meant, or `last` and there is none.
+            InputError: if more than one experiment may be meant, `last` and there is none, or the
+                name is empty.
         """
         if IS_ID.fullmatch(name):
             return name
+        if not name:
+            raise InputError(
+                "the name of an experiment is empty; give its id, the beginning of one, its name, "
+                "or 'last'"
+            )
         if name == "last":
             found = self.experiments(1)
             if not found:
@@ -107,8 +108,7 @@ class Client(Connection):
                     "'last' is the newest experiment that is not archived, and there is none yet"
                 )
         else:
-            found = [each for each in self.experiments(NEWEST) if each["id"].startswith(name)]
-            found += [each for each in self.experiments(name=name) if each["name"] == name]
+            found = self._find_named(name) or self._find_named(name, archived=True)
         ids = list(dict.fromkeys(each["id"] for each in found))
         if len(ids) > 1:
             raise InputError(
@@ -116,6 +116,12 @@ class Client(Connection):
                 "give more of the id"
             )
         return str(ids[0]) if ids else name
+
+    def _find_named(self, name: str, **filters: bool) -> list[ExperimentJson]:
+        """Return the experiments whose ids begin with this, or that are called so."""
+        newest, called = self.experiments(NEWEST, **filters), self.experiments(name=name, **filters)
+        found = [each for each in newest if each["id"].startswith(name)]
+        return found + [each for each in called if each["name"] == name]
 
     def _find_subject(self, name: str) -> str:
         """Return `id`, `id/arm` or `id/number`; for the experiment see `find_id`."""

@@ -194,6 +194,8 @@ def list_experiments(
         call.tell(found, lambda _: words)
     else:
         call.tell(found, lambda _: Table(answers.LIST_HEADS, map(answers.make_list_row, found)))
+        if len(found) == limit:
+            typer.echo(f"the newest {limit}; --limit shows more", err=True)
 
 
 @command(app)
@@ -269,6 +271,8 @@ def trials(
     ] = None,
 ) -> None:
     """Rank an experiment's trials beside the baseline, or show one in full."""
+    if out is not None and number is not None:
+        raise InputError("--out writes all trials; give either a file or the number of one trial")
     found = call.client.experiment(experiment)
     if out is not None:
         _export(call, found, out)
@@ -617,6 +621,10 @@ def reproduce(
     most: Annotated[
         int | None, typer.Option(help="With --until-decided: largest number of seeds; 40 if not.")
     ] = None,
+    cpus: Annotated[
+        float | None,
+        typer.Option(help="Cores of a trial: so many seeds of an arm train at once."),
+    ] = None,
     gpus: Annotated[
         float | None, typer.Option(help="Train on GPUs: GPUs of a trial, 1 or a share of one.")
     ] = None,
@@ -698,7 +706,10 @@ def reproduce(
     ):
         names = names or work.choose(client, budget)
         asked: dict[str, object] = {"core_hours": core_hours, "most": most}
-        asked |= {"until_decided": until_decided, "resources": work.make_resources(gpus, lanes)}
+        asked |= {
+            "until_decided": until_decided,
+            "resources": work.make_resources(cpus, gpus, lanes),
+        }
         if until_decided and not call.as_json:
             for each_name in names:
                 work.show_plan(client, each_name, budget, call.screen)

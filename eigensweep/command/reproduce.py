@@ -119,14 +119,16 @@ def show_end(
         screen.print(f"report: {client.url}{reports[0]}", markup=False)
 
 
-def make_resources(gpus: float | None, lanes: str | None) -> dict[str, object] | None:
+def make_resources(
+    cpus: float | None, gpus: float | None, lanes: str | None
+) -> dict[str, object] | None:
     """Return the resources that the command's options ask for; None: those of the suite.
 
-    >>> make_resources(1.0, "8"), make_resources(None, None)
+    >>> make_resources(None, 1.0, "8"), make_resources(None, None, None)
     ({'gpus': 1.0, 'lanes': 8}, None)
     """
     number = int(lanes) if lanes is not None and lanes.isdecimal() else lanes
-    asked: dict[str, object] = {"gpus": gpus, "lanes": number}
+    asked: dict[str, object] = {"cpus": cpus, "gpus": gpus, "lanes": number}
     return {name: each for name, each in asked.items() if each is not None} or None
 
 

@@ -373,7 +373,9 @@ def _count_core_hours(results: Results) -> tuple[float, float]:
 
 def _name_command(results: Results) -> str:
     words = f"eigensweep reproduce {results.name} --budget {results.budget}"
-    for gpus, lanes in {(r.gpus, r.lanes) for r in map(resources_of, results.experiments)}:
+    asked = {(r.cpus, r.gpus, r.lanes) for r in map(resources_of, results.experiments)}
+    for cpus, gpus, lanes in asked:
+        words += f" --cpus {cpus:g}" if cpus != 1 else ""
         words += f" --gpus {gpus:g}" if gpus else ""
         words += f" --lanes {lanes}" if lanes else ""
     if results.until is None:

@@ -1,7 +1,8 @@
 """One attempt at a trial: its replicates, trained from rung to rung with commits. No Ray here.
 
-`Attempt.advance` trains the replicates one after another in this process. Who trains them otherwise
-(the lanes of an engine) asks `is_ready` and `report`: what is reported is the same.
+`Attempt.advance` trains the replicates in this process, as many at once as the trial has cores. Who
+trains them otherwise (the lanes of an engine) asks `is_ready` and `report`: what is reported is the
+same.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from __future__ import annotations
 import io
 import json
 import logging
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from math import isfinite
 from statistics import fmean
 
@@ -56,6 +60,62 @@ class Paused(Exception):  # noqa: N818  (not an error)
     """The experiment was paused while this trial was training."""
 
 
+@dataclass
+class Threads:
+    """The threads that train the replicates of a trial on a CPU.
+
+    Where it has several cores and several replicates, each of these has a thread with one core: a
+    recurrent network of a few hundred units is slower with two (`python -m bench.replicates`).
+    """
+
+    at_once: int
+    """How many replicates train at once."""
+    cpus: float
+    """Cores of each."""
+    stop: threading.Event = field(default_factory=threading.Event)
+    """Set once one of them has ended with an error: the others commit what they have, and pause."""
+    turn: threading.Lock = field(default_factory=threading.Lock)
+    """Held by the one that calls what knows of no threads."""
+
+    @classmethod
+    def of(cls, config: TrialConfig, cpus: float, device: str) -> Threads:
+        """Return the threads of a trial that has so many cores; on a GPU it has one."""
+        at_once = min(int(cpus), config.replicates) if device == "cpu" else 1
+        return cls(at_once, 1) if at_once > 1 else cls(1, cpus)
+
+    def set_up(self) -> None:
+        """Let PyTorch compute in this thread as in each of these."""
+        set_up_thread(self.cpus)
+
+    def run(self, trainings: Sequence[Callable[[], None]]) -> None:
+        """Call all of them. Once one has ended with an error, none begins; it is raised at the end.
+
+        `Paused` is raised only if nothing else is.
+        """
+        if self.at_once == 1:
+            for train in trainings:
+                train()
+            return
+        self.stop.clear()
+        with ThreadPoolExecutor(self.at_once, initializer=self.set_up) as pool:
+            try:
+                wait(called := [pool.submit(self._call, train) for train in trainings])
+            except BaseException:  # this thread is interrupted
+                self.stop.set()
+                raise
+        for each in sorted(called, key=lambda each: isinstance(each.exception(), Paused)):
+            each.result()
+
+    def _call(self, train: Callable[[], None]) -> None:
+        if self.stop.is_set():
+            raise Paused
+        try:
+            train()
+        except BaseException:
+            self.stop.set()
+            raise
+
+
 class Attempt:
     """The replicates of one trial, picked up where the store has them."""
 
@@ -71,9 +131,9 @@ class Attempt:
             StorageError: if the store cannot be used.
             CorpusMissingError: if the corpus is neither here nor in the store.
         """
-        self._cpus = order.resources["CPU"]
-        set_up_thread(self._cpus)
         config = TrialConfig.from_dict(order.config)
+        self._threads = Threads.of(config, order.resources["CPU"], device)
+        self._threads.set_up()
         pause = pause_mark(order.storage, order.experiment)
         leave = leave_mark(order.storage, order.experiment, order.number, order.attempt)
         store, place = Store(order.storage), (order.storage, order.experiment)
@@ -84,7 +144,7 @@ class Attempt:
                 order,
                 store,
                 is_unwanted=cancel_mark(*place).exists,
-                is_paused=lambda: pause.exists() or leave.exists(),
+                is_paused=lambda: self._threads.stop.is_set() or pause.exists() or leave.exists(),
                 clock=clock,
             )
             for seed in config.seeds
@@ -109,7 +169,7 @@ class Attempt:
 
         A rung that lies before the checkpoint is answered from the curve, without training.
         """
-        set_up_thread(self._cpus)
+        self._threads.set_up()
         try:
             self.train(self.rung)
         except NoLongerWanted:
@@ -122,18 +182,21 @@ class Attempt:
         return report
 
     def train(self, rung: int) -> None:
-        """Train one replicate after another to `rung`, and commit each.
+        """Train the replicates to `rung`, in their order, and commit each.
 
-        One that has diverged is the last one, unless the others go on.
+        Behind one that has diverged none begins, unless the others go on.
 
         Raises:
             NoLongerWanted: if the experiment was cancelled.
             Paused: if it was paused; all that was trained is committed.
         """
-        for replicate in self.replicates:
-            replicate.train(rung)
-            if self._ends_all(replicate, rung):
-                break
+        self._threads.run([partial(self._train, each, rung) for each in self.replicates])
+
+    def _train(self, replicate: Replicate, rung: int) -> None:
+        """Train one replicate to `rung`, unless one before it has ended the trial."""
+        before = self.replicates[: self.replicates.index(replicate)]
+        if not any(self._ends_all(each, rung) for each in before):
+            replicate.train(rung, self._threads.at_once)
 
     def is_ready(self) -> bool:
         """Tell whether the next rung can be reported.
@@ -278,10 +341,13 @@ class Replicate:
         self._store.commit(self._key, self._attempt, result.step, state, points)
         logger.info("taking the result of another trial donor=%s key=%s", donor, self._key)
 
-    def train(self, rung: int) -> None:
-        """Train to `rung`, unless that is behind us, and commit what is new there."""
+    def train(self, rung: int, at_once: int = 1) -> None:
+        """Train to `rung`, unless that is behind us, and commit what is new there.
+
+        `at_once` replicates of the trial share its cores, and the time that passes.
+        """
         if not self.training.is_finished and self.training.step < rung:
-            self.training.run(rung, self.glance, GLANCE_SECONDS)
+            self.training.run(rung, self.glance, GLANCE_SECONDS, at_once)
         if self.has_news:
             self.commit()
 

@@ -25,8 +25,9 @@ from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.store import spectrum_files
 from eigensweep.store.checkpoints import Store
 from eigensweep.store.commits.curves import CurvePoint
+from eigensweep.training.attempt import Paused, Threads
 from eigensweep.training.lanes.replicates import gains_by_lanes
-from eigensweep.training.training import Training, set_up_thread
+from eigensweep.training.training import Training
 from eigensweep.training.weights import KeptWeights, NoWeightsError
 
 if TYPE_CHECKING:
@@ -154,11 +155,12 @@ def train(
 
     With a `folder`, checkpoints are kept in it: called again after an interruption, or with a
     longer budget, training goes on from there. `on_point(seed, point)` is called with each point of
-    the curve. `device` is a GPU by default, if there is one. `progress` shows a bar for each seed,
-    by default on a terminal and in a notebook.
+    the curve, by one thread at a time. `device` is a GPU by default, if there is one. `progress`
+    shows a bar for each seed, by default on a terminal and in a notebook.
 
     On one machine the numbers are those of a trial of the service with the same `resources.cpus`,
-    to the last digit. With more `cpus` large networks train faster, and the last digits differ.
+    to the last digit. With more `cpus` so many replicates train at once, each with one core. A
+    single replicate has them all: large networks train faster, and the last digits differ.
 
     Raises:
         SpecError: if a field is wrong, with its place, what came, and what exists.
@@ -166,9 +168,10 @@ def train(
     """
     config = config.resolve() if isinstance(config, TrialConfig) else read_trial(config)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    store, threads = Store(folder) if folder else None, torch.get_num_threads()
+    store, before = Store(folder) if folder else None, torch.get_num_threads()
     flushes = (torch.tensor(torch.finfo(torch.float32).tiny) / 2).item() == 0
-    set_up_thread(cpus)
+    threads = Threads.of(config, cpus, device)
+    threads.set_up()
     try:
         with _make_bars(progress) as bars:
             replicates = [
@@ -177,16 +180,16 @@ def train(
                     store,
                     on_point,
                     bars,
+                    threads,
                 )
                 for seed in config.seeds
             ]
             if gains_by_lanes(config, device):
                 _train_side_by_side(replicates)
             else:
-                for replicate in replicates:
-                    replicate.train()
+                threads.run([replicate.train for replicate in replicates])
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
         torch.set_flush_denormal(flushes)
     results = [replicate.training.result() for replicate in replicates]
     curves = {replicate.training.seed: replicate.curve for replicate in replicates}
@@ -207,10 +210,11 @@ class _Replicate:
         store: Store | None,
         on_point: Callable[[int, CurvePoint], None] | None,
         bars: Progress,
+        threads: Threads,
     ) -> None:
         """Go on from the newest checkpoint in the store, if there is one."""
         self.training, self.curve = training, list[CurvePoint]()
-        self._store, self._on_point, self._bars = store, on_point, bars
+        self._store, self._on_point, self._bars, self._threads = store, on_point, bars, threads
         self._bar = bars.add_task(f"seed {training.seed}", total=training.steps, value="")
         self._key, self._attempt = f"{training.config.content_hash()}/{training.seed}", 0
         self._committed = time.monotonic()
@@ -223,7 +227,7 @@ class _Replicate:
 
     def train(self) -> None:
         """Train to the end."""
-        self.training.run(commit=self.glance, checkpoint_seconds=GLANCE_SECONDS)
+        self.training.run(None, self.glance, GLANCE_SECONDS, self._threads.at_once)
         self.commit()
 
     def commit(self, update: Callable[[], None] | None = None) -> None:
@@ -240,7 +244,8 @@ class _Replicate:
         for point in points:
             self.curve.append(point)
             if self._on_point is not None:
-                self._on_point(training.seed, point)
+                with self._threads.turn:
+                    self._on_point(training.seed, point)
 
     def glance(self, update: Callable[[], None] | None = None) -> None:
         """Move the bar, and commit if it is time for that."""
@@ -250,6 +255,8 @@ class _Replicate:
         is_evaluated = self.training.step % self.training.evaluate_every == 0
         if is_evaluated or time.monotonic() - self._committed >= COMMIT_SECONDS:
             self.commit(update)
+        if self._threads.stop.is_set():
+            raise Paused
 
 
 def _train_side_by_side(replicates: Sequence[_Replicate]) -> None:

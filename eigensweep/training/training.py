@@ -143,6 +143,7 @@ class Training:
         """The steps of the last evaluation, and of the selected weights' test."""
         self._seconds = 0.0
         self._started: float | None = None
+        self._sharing = 1
         self._known: ReplicateResult | None = None
         """The result of another training, where it stands for this one; None: it is trained."""
         self._step_times: deque[float] = deque(maxlen=MOST_TIMES)
@@ -155,25 +156,28 @@ class Training:
 
     @property
     def seconds(self) -> float:
-        """Time spent in `run`, over all resumes; in lanes, this one's part of their time."""
+        """Time spent in `run`, over all resumes; of trainings side by side, this one's part."""
         running = 0.0 if self._started is None else time.perf_counter() - self._started
-        return self._seconds + running
+        return self._seconds + running / self._sharing
 
     def run(
         self,
         until: int | None = None,
         commit: Callable[[], None] | None = None,
         checkpoint_seconds: float = 10.0,
+        at_once: int = 1,
     ) -> None:
         """Train to step `until`, or to the end.
 
         `commit` is called where a checkpoint is worth having: after each evaluation, at the end,
-        and when `checkpoint_seconds` have passed since the last one.
+        and when `checkpoint_seconds` have passed since the last one. `at_once` trainings of a trial
+        share its cores: this one's part of the time that passes counts.
         """
         torch.set_flush_denormal(True)  # this thread may be another one
         keep_freed_memory()
         end = self.steps if until is None else min(until, self.steps)
-        self._started = committed = time.perf_counter()
+        self._started, self._sharing = time.perf_counter(), at_once
+        committed = self._started
         try:
             if self.evaluation_due:  # the first value of every curve is the untrained model's
                 self.see_evaluation(self._evaluate())
@@ -325,9 +329,11 @@ class Training:
 
     def _advance(self) -> bool:
         """Take a step and what is due after it; return whether a checkpoint is worth having now."""
-        began = time.process_time()
+        one_thread = torch.get_num_threads() == 1
+        processor_time = time.thread_time if one_thread else time.process_time
+        began = processor_time()
         self.take_step()
-        self.add_step_times(time.process_time() - began)
+        self.add_step_times(processor_time() - began)
         scheduled = self.is_scheduled
         if self.evaluation_due:
             self.see_evaluation(self._evaluate())

@@ -50,10 +50,17 @@ class MemoryEstimate:
     """Memory of the GPU; 0 where it trains on CPUs."""
 
 
-def estimate_memory(config: TrialConfig, *, on_gpu: bool = False) -> MemoryEstimate:
-    """Return what a trial takes that has a process to itself; `config` is resolved."""
+def estimate_memory(
+    config: TrialConfig, *, on_gpu: bool = False, cpus: float = 1.0
+) -> MemoryEstimate:
+    """Return what a trial takes that has a process to itself; `config` is resolved.
+
+    On a CPU so many seeds train at once as it has cores.
+    """
     kept, training = _sizes(config)
-    at_once = config.replicates if (config.model.hidden_size or 1) <= SMALL_UNITS else 1
+    is_small = (config.model.hidden_size or 1) <= SMALL_UNITS
+    cores = 1 if on_gpu else max(1, int(cpus))
+    at_once = config.replicates if is_small else min(cores, config.replicates)
     tensors = config.replicates * kept + at_once * training + FIRST_STEP
     corpus = config.task.corpus_bytes
     if on_gpu:
@@ -107,7 +114,7 @@ def estimate_arms(spec: ExperimentSpec, measured: int = 1) -> dict[str, MemoryEs
     found: dict[str, MemoryEstimate] = {}
     for arm, config in list_extremes(spec, SIZED):
         if lanes is None:
-            here = estimate_memory(config, on_gpu=on_gpu)
+            here = estimate_memory(config, on_gpu=on_gpu, cpus=spec.resources.cpus)
         else:
             here = estimate_lanes(config, lanes, on_gpu=on_gpu)
         before = found.get(arm, here)
@@ -138,7 +145,8 @@ def limit_memory(spec: ExperimentSpec, config: TrialConfig) -> int:
     """Return the bytes of main memory with more of which a trial is ended."""
     if spec.resources.memory is not None:
         return spec.resources.memory
-    return limit_of(estimate_memory(config.resolve(), on_gpu=spec.resources.gpus > 0))
+    on_gpu, cpus = spec.resources.gpus > 0, spec.resources.cpus
+    return limit_of(estimate_memory(config.resolve(), on_gpu=on_gpu, cpus=cpus))
 
 
 def limit_of(guess: MemoryEstimate) -> int:

@@ -26,6 +26,8 @@ from eigensweep.search_spaces.shipped.reproductions import suite_names
 from eigensweep.service.api.app import create_app
 from eigensweep.service.api.pages.formats import show_duration, show_number
 from eigensweep.service.record.ledger import RecordLedger
+from eigensweep.store.checkpoints import Store, replicate_key
+from eigensweep.store.commits.curves import CurvePoint
 
 
 @pytest.fixture
@@ -109,6 +111,19 @@ class TestList:
         second = client.get(older).text
         assert re.findall(r">(n\d\d)<", second) == ["n04", "n03", "n02", "n01", "n00"]
         assert 'rel="next"' not in second
+        back = unescape(
+            re.search(r'href="([^"]+)">Newest', client.get(f"{older}&archived=true").text)[1]
+        )
+        assert "archived=true" in back
+
+    def test_without_archived_ones_an_empty_list_says_so(self, client, spec):
+        assert "Nothing was posted yet" in read(client, "/?archived=true")
+        id = client.post("/v1/experiments", json=spec()).json()["id"]
+        for action in ("cancel", "archive"):
+            assert client.post(f"/v1/experiments/{id}/{action}").status_code == 202
+        page = client.get("/").text
+        assert "Nothing was posted yet" not in page
+        assert 'href="/?archived=true"' in page
 
 
 class TestFields:
@@ -391,6 +406,15 @@ class TestOverviews:
         assert thin[0]["steps"] == [0, 40, 80, 100]
         assert len(thin) == 3
 
+    def test_seeds_that_end_at_other_steps_share_thinned_points(self, client, ledger, settings):
+        key = replicate_key(ledger.experiment_id, 0, 1)
+        longer = [CurvePoint(step, {"valid/cross_entropy": 0.1}, 0) for step in range(110, 190, 10)]
+        Store(settings.storage_folder).commit(key, 1, 180, {}, longer)
+        here = f"/v1/experiments/{ledger.experiment_id}/curves?points=4"
+        curves = {each["number"]: each["steps"] for each in client.get(here).json()["items"]}
+        assert curves[0] == [0, 80]
+        assert curves[1] == [0, 40, 80, 100]
+
     def test_a_metric_of_no_curve_is_refused_with_those_that_exist(self, client, ledger):
         here = f"/v1/experiments/{ledger.experiment_id}/curves"
         refused = client.get(f"{here}?metric=valid/cross_entrpy")
@@ -439,6 +463,11 @@ class TestOverviews:
         (first, _) = client.get(f"{here}/checkpoints").json()["items"]
         assert (first["seed"], first["step"]) == (0, 100)
         assert first["bytes"] > 0
+        for most in (4, 6):  # a thinned one has both ends
+            thinned = client.get(f"{here}/curves?points={most}").json()["items"][0]["steps"]
+            whole = curves[0]["steps"]
+            assert len(thinned) <= most
+            assert (thinned[0], thinned[-1]) == (whole[0], whole[-1])
 
     def test_a_large_search_shows_its_best_and_an_even_sample(self, client, ledger, settings):
         for number in range(8, 40):

@@ -264,6 +264,44 @@ def test_archived_experiments_are_listed_only_when_asked_for(cli: Cli, spec: str
     assert id in cli("list", "--archived").stdout
 
 
+def test_a_name_that_is_empty_names_nothing(cli: Cli, spec: str) -> None:
+    id = json.loads(cli("submit", spec, "--follow", "--json").stdout.splitlines()[-1])["id"]
+    for words in (("delete", "", "--yes"), ("show", ""), ("compare", f"{id}/0", "/1")):
+        refused = cli(*words)
+        assert refused.exit_code == 2
+        assert "the name of an experiment is empty" in refused.stderr
+    assert json.loads(cli("show", id, "--json").stdout)["state"] == "completed"
+
+
+def test_a_name_longer_than_an_id_names_an_experiment(cli: Cli, spec: str) -> None:
+    name = "memory over fifty steps, with nine trials"
+    id = json.loads(cli("submit", spec, "--json", "--set", f"name={name}").stdout)["id"]
+    assert json.loads(cli("show", name, "--json").stdout)["id"] == id
+
+
+def test_an_archived_experiment_is_named_like_others(cli: Cli, spec: str) -> None:
+    submit = ("submit", spec, "--follow", "--json", "--set", "name=put away")
+    id = json.loads(cli(*submit).stdout.splitlines()[-1])["id"]
+    assert cli("archive", "put away").exit_code == 0
+    assert json.loads(cli("show", id[:12], "--json").stdout)["id"] == id
+    assert cli("unarchive", "put away").exit_code == 0
+    assert id in cli("list").stdout
+
+
+def test_a_list_that_is_cut_off_says_so(cli: Cli, spec: str) -> None:
+    for _ in range(2):
+        cli("submit", spec)
+    assert "the newest 1; --limit shows more" in cli("list", "--limit", "1").stderr
+    assert "--limit" not in cli("list", "--limit", "200").stderr
+
+
+def test_one_trial_is_not_written_as_all(cli: Cli, spec: str, tmp_path: Path) -> None:
+    id = json.loads(cli("submit", spec, "--follow", "--json").stdout.splitlines()[-1])["id"]
+    refused = cli("trials", id, "1", "--out", str(tmp_path / "all.csv"))
+    assert (refused.exit_code, list(tmp_path.glob("*.csv"))) == (2, [])
+    assert "either a file or the number of one trial" in refused.stderr
+
+
 def test_watch_as_json_prints_each_event_then_the_experiment(cli: Cli, spec: str) -> None:
     id = json.loads(cli("submit", spec, "--json").stdout)["id"]
 

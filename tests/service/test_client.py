@@ -17,6 +17,7 @@ from eigensweep.client import connection as client_connection
 from eigensweep.client.spec_file import parse_settings, read, with_settings
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
+ID = "1m7xnz0qe2nqc"
 
 
 def as_json(status: int, content: Any) -> Answer:
@@ -135,46 +136,46 @@ def test_events_of_an_end_during_a_break_are_not_lost(stub: Stub, client: Client
 
 
 def test_waiting_outlasts_a_restart_of_the_service(stub: Stub, client: Client) -> None:
-    stub.answers["/v1/experiments/e7"] = [
-        as_json(200, {"id": "e7", "state": "running"}),
+    stub.answers[f"/v1/experiments/{ID}"] = [
+        as_json(200, {"id": ID, "state": "running"}),
         lambda request: request.connection.close(),
-        as_json(200, {"id": "e7", "state": "completed"}),
+        as_json(200, {"id": ID, "state": "completed"}),
     ]
 
-    assert client.experiment("e7").wait(timeout=PATIENCE).state == "completed"
+    assert client.experiment(ID).wait(timeout=PATIENCE).state == "completed"
 
 
 @pytest.mark.parametrize("status", [502, 503, 504])
 def test_waiting_outlasts_a_service_that_cannot_answer_now(
     stub: Stub, client: Client, status: int
 ) -> None:
-    stub.answers["/v1/experiments/e7"] = [
-        as_json(200, {"id": "e7", "state": "running"}),
+    stub.answers[f"/v1/experiments/{ID}"] = [
+        as_json(200, {"id": ID, "state": "running"}),
         as_json(status, {"title": "The database does not answer"}),
-        as_json(200, {"id": "e7", "state": "completed"}),
+        as_json(200, {"id": ID, "state": "completed"}),
     ]
 
-    assert client.experiment("e7").wait(timeout=PATIENCE).state == "completed"
+    assert client.experiment(ID).wait(timeout=PATIENCE).state == "completed"
 
 
 def test_waiting_fails_when_the_service_stays_away(
     stub: Stub, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_connection, "PATIENCE_SECONDS", 0.0)
-    stub.answers["/v1/experiments/e7"] = [
-        as_json(200, {"id": "e7", "state": "running"}),
+    stub.answers[f"/v1/experiments/{ID}"] = [
+        as_json(200, {"id": ID, "state": "running"}),
         lambda request: request.connection.close(),
     ]
 
     with pytest.raises(ServiceAwayError, match="no answer from the service at http"):
-        client.experiment("e7").wait(timeout=PATIENCE)
+        client.experiment(ID).wait(timeout=PATIENCE)
 
 
 def test_waiting_ends_at_its_timeout(stub: Stub, client: Client) -> None:
-    stub.answers["/v1/experiments/e7"] = [as_json(200, {"id": "e7", "state": "running"})]
+    stub.answers[f"/v1/experiments/{ID}"] = [as_json(200, {"id": ID, "state": "running"})]
 
-    with pytest.raises(TimeoutError, match=r"experiment e7 is running after 0\.1 s"):
-        client.experiment("e7").wait(timeout=0.1)
+    with pytest.raises(TimeoutError, match=rf"experiment {ID} is running after 0\.1 s"):
+        client.experiment(ID).wait(timeout=0.1)
 
 
 def test_a_listing_is_read_to_its_last_page(stub: Stub, client: Client) -> None:
@@ -236,10 +237,10 @@ def test_an_answer_of_another_program_is_refused(stub: Stub, client: Client) -> 
         request.end_headers()
         request.wfile.write(b"<html>another program</html>")
 
-    stub.answers["/v1/experiments/e7"] = [page]
+    stub.answers[f"/v1/experiments/{ID}"] = [page]
 
     with pytest.raises(RefusedError, match="the answer is not JSON"):
-        client.experiment("e7")
+        client.experiment(ID)
 
 
 @pytest.mark.parametrize("url", ["http://[::1", "http://localhost:port"])

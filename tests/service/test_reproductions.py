@@ -619,6 +619,17 @@ class TestCommandLine:
         assert refused.exit_code == 2
         assert "all that train side by side share one device" in refused.output
 
+    def test_it_trains_several_seeds_at_once(self, client, reproducer, play, run):
+        asked = {"name": NAME, "resources": {"cpus": 4}}
+        id = client.post("/v1/reproductions", json=asked).json()["experiments"][0]["id"]
+        assert client.get(f"/v1/experiments/{id}").json()["spec"]["resources"]["cpus"] == 4
+        play(id)
+        reproducer.tick()
+        done = run(NAME, "--cpus", "4")
+        assert done.exit_code == 0, done.output
+        assert f"{NAME} --budget short --cpus 4" in " ".join(done.output.split())
+        assert len(client.get("/v1/reproductions").json()["items"]) == 1
+
     def test_several_names_are_run_with_one_command(self, client, run):
         client.post("/v1/reproductions", json={"name": NAME})
         done = run(NAME, "nnrnn/figure6a")

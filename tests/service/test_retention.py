@@ -379,6 +379,9 @@ class TestRoute:
         assert before - sum(f.stat().st_size for f in storage.rglob("*.pt")) == told["bytes"]
         assert client.get(f"/v1/experiments/{id}").json()["kept"] == "none"
         assert client.post("/v1/storage/prune", json={"keep": "none"}).json()["items"] == []
+        entries = [each["detail"] for each in client.get("/v1/audit").json()["items"]][:3]
+        dry = "dry run of prune, keep none"
+        assert entries == [f"{dry}: nothing", f"prune, keep none: {id}", f"{dry}: {id}"]
 
     def test_a_user_prunes_what_is_the_users_own(self, of, record, id):
         anna, bob, boss = of("anna"), of("bob"), of("boss", "admin")

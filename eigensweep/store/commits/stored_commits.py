@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, TypeVar
 
-from eigensweep.store.commits.curves import CurvePoint, read_if_whole, read_line
+from eigensweep.store.commits.curves import CurvePoint, read_if_whole, read_line, thin
 from eigensweep.store.commits.head import Checkpoint
 from eigensweep.store.commits.heads import MOST_TRIES, Heads
 from eigensweep.store.places.durable_files import DamagedError, StorageError, StoreAwayError
@@ -91,7 +91,7 @@ class StoredCommits:
         self._read.pop(key, None)
 
     def sample(self, key: str, metric: str, most: int) -> list[CurvePoint]:
-        """Return about `most` committed points of `key` that hold `metric`: evenly spread, ends in.
+        """Return `most` committed points of `key` at most that hold `metric`; see `thin`.
 
         Only these points are parsed. Nothing committed gives no points.
         """
@@ -101,10 +101,7 @@ class StoredCommits:
         lines = self.heads.read_curve(key, head).splitlines()
         name = json.dumps(metric).encode() + b":"
         having = [line for line in lines if name in line]
-        every = max(1, -(-(len(having) - 1) // max(1, most - 1)))
-        kept = having[::every]
-        if having and kept[-1] is not having[-1]:
-            kept.append(having[-1])
+        kept = thin(having, most)
         return [point for line in kept if (point := read_if_whole(line)) is not None]
 
     def open_newest(self, key: str) -> IO[bytes] | None:

@@ -184,7 +184,9 @@ class TrialSummary(TrialHead):
         description="Content hash of the configuration, without seed and budget"
     )
     attempt: int
-    best_step: int | None
+    best_step: int | None = Field(
+        description="Where validation was best; of several seeds the mean of that, rounded"
+    )
     step: int
     steps: int
     metrics: dict[str, float | None] = Field(

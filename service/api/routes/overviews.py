@@ -39,7 +39,7 @@ from eigensweep.service.record.views.overviews import (
     list_reports,
 )
 from eigensweep.store.checkpoints import Store
-from eigensweep.store.commits.curves import CurvePoint
+from eigensweep.store.commits.curves import CurvePoint, thin
 from eigensweep.store.commits.kept_files import BEST
 from eigensweep.store.commits.stored_commits import PIECE
 
@@ -143,7 +143,7 @@ class SeedCurve(AnswerModel):
 
 
 class TrialCurves(AnswerModel):
-    """All that was logged of a trial's training, thinned out."""
+    """All that was logged of a trial's training; of a long curve evenly spread points, ends in."""
 
     items: list[SeedCurve]
 
@@ -263,17 +263,13 @@ def get_trial_curves(
     keys, curves = _find_keys(trial), []
     found = service.store.ask(lambda store: [store.points(key) for _, key in keys])
     for (seed, _), own in zip(keys, found, strict=True):
-        columns: dict[str, tuple[list[int], list[float]]] = {}
+        columns: dict[str, list[tuple[int, float]]] = {}
         for point in own:
             for name, value in point.metrics.items():
-                steps, values = columns.setdefault(name, ([], []))
-                steps.append(point.step)
-                values.append(value)
-        for name, (steps, values) in sorted(columns.items()):
-            every = -(-len(steps) // points)
-            curves.append(
-                SeedCurve(seed=seed, metric=name, steps=steps[::every], values=values[::every])
-            )
+                columns.setdefault(name, []).append((point.step, value))
+        for name, whole in sorted(columns.items()):
+            steps, values = map(list, zip(*thin(whole, points), strict=True))
+            curves.append(SeedCurve(seed=seed, metric=name, steps=steps, values=values))
     return TrialCurves(items=curves)
 
 

@@ -162,10 +162,11 @@ def prune_storage(
         ids = list(dict.fromkeys(asked.experiments))
     items = [_prune(service, caller, id, asked, ended_before) for id in ids[:MOST]]
     freed = sum(each.bytes for each in items)
+    done = [each.id for each in items if each.problem is None]
+    what = "dry run of prune" if asked.dry_run else "prune"
+    tell_audit(request, f"{what}, keep {asked.keep}: {', '.join(done) or 'nothing'}")
     if not asked.dry_run:
         service.jobs.wake("pruning")
-        done = [each.id for each in items if each.problem is None]
-        tell_audit(request, f"prune, keep {asked.keep}: {', '.join(done)}")
     return PruneAnswer(
         dry_run=asked.dry_run, keep=asked.keep, bytes=freed, items=items, more=len(ids) > MOST
     )
