@@ -30,8 +30,9 @@ def compile_once(made, *words):
 
 
 def compile_fibers(folder):
-    """Return the object file of what all kernels need, compiled once."""
-    return compile_once(folder / "fibers.o", "-c", str(HERE / "cuda_on_cpu.cpp"))
+    """Return the library of what all kernels need, compiled once; they share its memory."""
+    words = ("-shared", "-fvisibility=default", str(HERE / "cuda_on_cpu.cpp"))
+    return compile_once(folder / "fibers.so", *words)
 
 
 def compile_kernel(source, definitions, folder):
@@ -45,7 +46,8 @@ def compile_kernel(source, definitions, folder):
         os.replace(new.name, program)
     folders = (f"-I{HERE}", f"-I{source.parent}")
     defines = [f"-D{name}={value}" for name, value in definitions]
-    words = ("-shared", *folders, *defines, str(program), compile_fibers(folder))
+    links = ("-shared", "-nostdlib")  # with all of C++, linking takes as long as compiling
+    words = (*links, *folders, *defines, str(program), compile_fibers(folder), "-lm")
     return compile_once(folder / f"{stem}.so", *words)
 
 

@@ -1,9 +1,12 @@
 // The fibers of cuda_on_cpu.h, which says how they take turns.
+#undef _FORTIFY_SOURCE  // its longjmp refuses another fiber's stack
 #include "cuda_on_cpu.h"
+#include <csetjmp>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <ucontext.h>
 #include <utility>
 #include <vector>
@@ -15,8 +18,11 @@ struct Sent { float* place; MBarrier* barrier; float value; };
 Index thread, block;
 int current;
 static int blocks, first_block, turn;  // fibers take turns upwards, or downwards by -1
-static ucontext_t outside;
-static std::vector<ucontext_t> contexts;
+
+// A place to go on from. setjmp makes no call of the system, as swapcontext does at each turn.
+struct Fiber { ucontext_t start; jmp_buf left; bool began; };
+static jmp_buf outside;
+static std::vector<Fiber> all;
 static std::vector<float> offered;
 static std::vector<int> meeting;  // of each fiber: what it waits at
 static std::vector<char> memory;
@@ -33,11 +39,16 @@ static void resume(int fiber) {
     thread = {fiber % BLOCK, 0};
     block = {first_block + fiber / BLOCK, 0};
 }
+// Go on with a fiber, from its beginning or where it was left.
+[[noreturn]] static void enter(int fiber) {
+    resume(fiber);
+    if (all[fiber].began) _longjmp(all[fiber].left, 1);
+    all[fiber].began = true;
+    setcontext(&all[fiber].start);
+    std::abort();
+}
 static void turn_to(int next) {
-    const int self = current;
-    resume(next);
-    swapcontext(&contexts[self], &contexts[next]);
-    resume(self);
+    if (!_setjmp(all[current].left)) enter(next);
 }
 static int first_of(int warp) { return warp * WARP + (turn > 0 ? 0 : WARP - 1); }
 static bool is_last() { return first_of(current / WARP) == current - turn * (WARP - 1); }
@@ -51,10 +62,8 @@ void wait_at(Wait what) {
     meeting[current] = what;
     if (what != meeting[first_of(current / WARP)]) fail("threads of a warp parted");
     if (is_last()) {
-        const int self = current;
-        waits[self / WARP] = what;
-        swapcontext(&contexts[self], &outside);
-        resume(self);
+        waits[current / WARP] = what;
+        if (!_setjmp(all[current].left)) _longjmp(outside, 1);
     } else {
         turn_to(current + turn);
     }
@@ -141,16 +150,18 @@ void run_grid(int clusters, int size, void (*kernel)(void*), void* of_it) {
     using namespace fibers;
     static void (*running)(void*);
     static void* its;
-    static std::vector<char> stacks;
+    static std::unique_ptr<char[]> stacks;  // never written as a whole: most of it takes no memory
+    static std::size_t room;
     running = kernel;
     its = of_it;
     blocks = size;
     const int count = blocks * BLOCK, warps = blocks * WARPS;
-    contexts.resize(count);
+    all.resize(count);
     offered.resize(count);
     meeting.resize(count);
     memory.resize(static_cast<std::size_t>(blocks) * MOST_SHARED + 64);
-    stacks.resize(static_cast<std::size_t>(count) * STACK);
+    const auto needed = static_cast<std::size_t>(count) * STACK;
+    if (needed > room) stacks.reset(new char[room = needed]);
     for (int cluster = 0; cluster < clusters; ++cluster) {
         first_block = cluster * blocks;
         turn = cluster % 2 ? -1 : 1;
@@ -158,15 +169,16 @@ void run_grid(int clusters, int size, void (*kernel)(void*), void* of_it) {
         awaited.assign(warps, {});
         std::vector<bool> began(blocks, false);
         for (int i = 0; i < count; ++i) {
-            getcontext(&contexts[i]);
-            contexts[i].uc_stack.ss_sp = stacks.data() + static_cast<std::size_t>(i) * STACK;
-            contexts[i].uc_stack.ss_size = STACK;
-            const int last = first_of(i / WARP) + turn * (WARP - 1);
-            contexts[i].uc_link = i == last ? &outside : &contexts[i + turn];
-            makecontext(&contexts[i], (void (*)())(+[] {
+            ucontext_t& start = all[i].start;
+            all[i].began = false;
+            getcontext(&start);
+            start.uc_stack.ss_sp = stacks.get() + static_cast<std::size_t>(i) * STACK;
+            start.uc_stack.ss_size = STACK;
+            makecontext(&start, (void (*)())(+[] {
                 running(its);
-                if (is_last()) waits[current / WARP] = ENDED;
-                resume(current + turn);  // the next fiber of the warp follows in its last turn
+                if (!is_last()) enter(current + turn);  // in its last turn
+                waits[current / WARP] = ENDED;
+                _longjmp(outside, 1);
             }), 0);
         }
         for (;;) {
@@ -186,8 +198,7 @@ void run_grid(int clusters, int size, void (*kernel)(void*), void* of_it) {
                 std::memset(of_block(next / WARPS), 0xff, MOST_SHARED);
                 began[next / WARPS] = true;
             }
-            resume(first_of(next));
-            swapcontext(&outside, &contexts[first_of(next)]);
+            if (!_setjmp(outside)) enter(first_of(next));
         }
     }
 }

@@ -4,7 +4,6 @@ import ctypes
 from pathlib import Path
 
 import pytest
-from helpers.compilers import need_compiler
 from helpers.cuda_program import compile_fibers, compile_once
 
 from eigensweep.models.recurrence.cuda.scan import SOURCE
@@ -49,13 +48,12 @@ extern "C" __attribute__((visibility("default"))) int run() { return wrong_of<24
 
 
 @pytest.fixture
-def program(tmp_path):
-    need_compiler()
-    source = tmp_path / "sums.cpp"
+def program(kernels_folder):
+    source = kernels_folder / "sums.cpp"
     source.write_text(PROGRAM)
     folders = (f"-I{Path(__file__).parent}", f"-I{SOURCE.parent}")
-    words = ("-shared", *folders, str(source), compile_fibers(tmp_path))
-    return ctypes.CDLL(compile_once(tmp_path / "sums.so", *words))
+    words = ("-O0", "-shared", *folders, str(source), compile_fibers(kernels_folder))
+    return ctypes.CDLL(compile_once(kernels_folder / "sums.so", *words))
 
 
 def test_each_sum_ends_once_whatever_their_number(program):

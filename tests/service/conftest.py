@@ -195,11 +195,22 @@ def each_url(request: pytest.FixtureRequest) -> str:
     return made
 
 
+@pytest.fixture(scope="session")
+def empty_postgresql(postgresql_server: PostgresqlServer) -> str:
+    """The name of a record in PostgreSQL that nothing was written to."""
+    made = postgresql_server.create_database("empty")
+    migrate(made)
+    database.engine(made).dispose()
+    return "empty"
+
+
 @pytest.fixture
-def postgresql_url(bare_postgresql_url: str) -> str:
+def postgresql_url(postgresql_server: PostgresqlServer, empty_postgresql: str) -> Iterator[str]:
     """A fresh record in PostgreSQL."""
-    migrate(bare_postgresql_url)
-    return bare_postgresql_url
+    name = f"record_{uuid.uuid4().hex}"
+    made = postgresql_server.create_database(name, empty_postgresql)
+    yield made
+    database.engine(made).dispose()
 
 
 @pytest.fixture
