@@ -471,6 +471,17 @@ class TestReading:
                     break
             assert seen == expected
 
+    def test_pages_lead_past_the_longest_name(self, client, spec):
+        names = [letter + 119 * "😀" for letter in "abc"]
+        for name in names:
+            assert client.post("/v1/experiments", json=spec(name=name)).status_code == 201
+        query, found = {"sort": "name", "limit": 1}, []
+        while query.get("cursor", "") is not None:
+            page = client.get("/v1/experiments", params=query).json()
+            found += [each["name"] for each in page["items"]]
+            query["cursor"] = page["next_cursor"]
+        assert found == names
+
     def test_a_list_has_heads_and_one_experiment_has_all(self, client, record, spec):
         body = spec(description="x" * 900)
         ledger = post_and_claim(client, record, body)

@@ -56,8 +56,8 @@ class PageAsked(Asked):
 
     limit: int = Field(50, ge=1, le=200)
     cursor: str | None = Field(
-        None, max_length=1000, description="`next_cursor` of the page before"
-    )
+        None, max_length=2000, description="`next_cursor` of the page before"
+    )  # a name of 120 emoji makes one of 1,956
 
 
 class Page(AnswerModel, Generic[Item]):
