@@ -15,8 +15,6 @@ from eigensweep.search_spaces.parameters import Choice, Parameter
 from eigensweep.search_spaces.sections import Arm
 from eigensweep.search_spaces.spec import ExperimentSpec
 
-IN_ARMS = frozenset({"model", "optimizer", "arms", "search.space"})
-"""The parts of a spec that its complete arms hold."""
 FREE = frozenset({"description", "priority"})
 BUDGET = frozenset({"training.steps", "training.epochs"})
 COUNTS = frozenset({"search.trials", "limits.trials"})

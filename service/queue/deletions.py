@@ -11,6 +11,7 @@ import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,7 +20,7 @@ from eigensweep.service.queue.jobs import Handler, NotDoneError
 from eigensweep.service.queue.retention import require_commits
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.sql.tables import JobKind, JobRow
-from eigensweep.store.checkpoints import Store
+from eigensweep.service.store_probe import StoreProbe
 from eigensweep.workers.cluster.drivers import DriverProcess
 
 logger = logging.getLogger(__name__)
@@ -42,12 +43,18 @@ class DeletionHandler(Handler):
     """Folder of checkpoints and curves."""
     files: threading.Lock = field(default_factory=threading.Lock)
     """Held while files of an experiment are removed, here and by the pruning of checkpoints."""
+    _store: StoreProbe = field(init=False)
+    """Says that the store does not answer, where it hangs."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._store = StoreProbe(self.storage)
 
     def work(self, job: JobRow) -> None:
         id = job.key
         self._require_no_driver(id)
+        self._store.ask(partial(require_commits, self.record))
         with self.files:
-            require_commits(self.record, Store(self.storage))
             problem = self._remove_files(id)
         if problem is not None:
             raise NotDoneError(problem)

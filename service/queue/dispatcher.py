@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from sqlalchemy import Row
-from sqlalchemy.exc import SQLAlchemyError
 
 from eigensweep.common import logs, traces
 from eigensweep.protocol.messages import DriverOptions
@@ -278,14 +277,16 @@ class Dispatcher:
     ) -> bool:
         try:
             act(id, known)
-        except (SQLAlchemyError, LauncherAwayError, NotLeadingError):  # concerns every experiment
+        except (LauncherAwayError, NotLeadingError):  # concerns every experiment
             raise
         except Exception as error:
+            if database.is_away(error):
+                raise
             if known.problem is None:
                 logger.exception(
                     "experiment cannot be looked after, trying again experiment=%s", id
                 )
-            known.problem = f"{type(error).__name__}: {error}"
+            known.problem = f"{type(error).__name__}: {database.explain(error)}"
             if self.clock() >= known.not_before:
                 self._pause(known)
         else:

@@ -24,8 +24,9 @@ from pydantic import BaseModel
 from sqlalchemy.exc import SQLAlchemyError
 
 from eigensweep.analyses.messages import NOT_WRITTEN, OUTCOME, ChildOutcome
-from eigensweep.service.record.errors import NotAllowedError, NotLeadingError
+from eigensweep.service.record.errors import NotLeadingError
 from eigensweep.service.record.jobs import Jobs
+from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.tables import JobKind, JobRow
 from eigensweep.service.settings import Mlflow
 from eigensweep.store.places.durable_files import StorageError
@@ -139,6 +140,11 @@ class NeverError(NotDoneError):
     """A job cannot be done at all; it is given up."""
 
 
+AROUND: Final = (NotDoneError, OSError, SQLAlchemyError, StorageError)
+"""Problems of what is around a job, such as a quota, its disk, or a row that the database refuses:
+it is tried again, and the others go on."""
+
+
 @dataclass
 class Handler:
     """Does the jobs of one kind."""
@@ -167,9 +173,9 @@ class Handler:
         """Do a job and record its end. A job that has to wait stays as it is.
 
         Raises:
-            NotDoneError, StorageError: if it is to be tried again after a pause, or given up.
+            NotDoneError, OSError, SQLAlchemyError, StorageError: if it is to be tried again after a
+                pause, or given up. All jobs of the kind wait for a database that is away.
             StoppedError: if the service stops meanwhile.
-            SQLAlchemyError, OSError: if the database or the disk does not work.
             NotLeadingError: if another service leads by now, which does the job again.
         """
         raise NotImplementedError
@@ -227,10 +233,12 @@ class JobRunner:
             handler.work(job)
         except StoppedError:
             return
-        except (NotDoneError, NotAllowedError, StorageError) as error:  # a quota is an OSError, too
-            self._put_off(handler, job, str(error), isinstance(error, NeverError))
-        except (SQLAlchemyError, OSError, NotLeadingError):
-            raise  # no job's fault
+        except AROUND as error:
+            if database.is_away(error):
+                raise  # it holds up every job
+            self._put_off(handler, job, database.explain(error), isinstance(error, NeverError))
+        except NotLeadingError:
+            raise
         except Exception:  # a bug fails the job that met it, and no other
             self._put_off(handler, job, traceback.format_exc(), handler.fails_by_bugs)
 

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, partial
-from typing import Any, ClassVar, Final, Self, get_args
+from types import SimpleNamespace
+from typing import Any, ClassVar, Final, Self, cast, get_args
 
 from pydantic import TypeAdapter
 from sqlalchemy import select, update
@@ -21,7 +22,7 @@ from sqlalchemy import select, update
 from eigensweep.protocol.messages import Notice
 from eigensweep.service.record.journal import record_notices
 from eigensweep.service.record.sql import database
-from eigensweep.service.record.sql.rows import RowSession, remove_nul
+from eigensweep.service.record.sql.rows import RowSession, to_storable
 from eigensweep.service.record.sql.tables import ExperimentRow, JobKind, JobRow
 
 COLUMNS: Final = ("owner", "state", "created_at", "started_at", "finished_at", "error")
@@ -111,6 +112,26 @@ class Jobs(database.AtDatabase):
         query = query.order_by(JobRow.created_at.desc(), JobRow.key.desc())
         return database.read(self.url, lambda session: list(session.scalars(query)))
 
+    def list_parts(self, kind: JobKind, parts: Sequence[str]) -> Sequence[JobRow]:
+        """Return the jobs of a kind, the newest first, with these parts of their requests alone.
+
+        The others, which may be large, are not read.
+        """
+        columns = [each for each in JobRow.__table__.columns if each.name != "request"]
+        read = [JobRow.request[each] for each in parts]
+        query = select(*columns, *read).where(JobRow.kind == kind)
+        query = query.order_by(JobRow.created_at.desc(), JobRow.key.desc())
+        found = database.look(self.url, lambda connection: connection.execute(query).all())
+        names = [each.name for each in columns]
+        jobs = [
+            SimpleNamespace(
+                **dict(zip(names, row, strict=False)),
+                request=dict(zip(parts, row[len(names) :], strict=True)),
+            )
+            for row in found
+        ]
+        return cast("Sequence[JobRow]", jobs)
+
     def list_due(self, kind: JobKind, now: float) -> Sequence[JobRow]:
         """Return the jobs of a kind that are due, the longest due first."""
         query = select(JobRow).where(JobRow.kind == kind, JobRow.due_at <= now)
@@ -135,7 +156,7 @@ class Jobs(database.AtDatabase):
 
     def _put(self, job: JobRow, unless: str | None, rows: RowSession) -> JobRow:
         self._fence(rows)
-        job.error = remove_nul(job.error)
+        job.error = to_storable(job.error)
         now = rows.get(JobRow, (job.kind, job.key), lock=True)
         if now is None:
             rows.add(job)
@@ -152,9 +173,9 @@ class Jobs(database.AtDatabase):
         An experiment that is not deleted yet says why in its notices.
         """
         self._fence(rows)
-        now, error = rows.get(JobRow, (job.kind, job.key)), error.replace("\0", "")
+        now = rows.get(JobRow, (job.kind, job.key))
         if now is not None and now.due_at is not None:  # else it was cancelled meanwhile
-            now.due_at, now.error, now.tries = due_at, error, now.tries + 1
+            now.due_at, now.error, now.tries = due_at, to_storable(error), now.tries + 1
             if due_at is None:
                 now.state, now.finished_at = "failed", time.time()
             if job.kind == "deletion":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from ipaddress import IPv4Network, IPv6Network, ip_network
@@ -24,6 +25,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from eigensweep.common.aside import call_aside
 from eigensweep.common.logs import LogFormat
 from eigensweep.service.settings.webhook_rules import check_url
 from eigensweep.store.places.files import is_url
@@ -113,17 +115,28 @@ class Mlflow:
     """What it wants to be sent; None: nothing. With a token the service hands its pages on."""
     explain_end: Callable[[], str] = field(default=str, repr=False, compare=False)
     """Returns why it ended by itself, if it did and that is known; else no words."""
+    _late: list[Future[str | None]] = field(default_factory=list, repr=False, compare=False)
+    """Answers that did not come in time: none is asked for anew beside them."""
 
     def find_problem(self) -> str | None:
         """Return why it cannot be used now, None if it answers within `PATIENCE_SECONDS`."""
+        self._late[:] = [each for each in self._late if not each.done()]
+        asked = self._late.pop() if self._late else call_aside(self._ask, "mlflow")
+        try:
+            return asked.result(PATIENCE_SECONDS)
+        except TimeoutError:  # its name is looked up yet, or it answers drop by drop
+            self._late.append(asked)
+            return f"no answer within {PATIENCE_SECONDS:g} s"
+
+    def _ask(self) -> str | None:
         import httpx2
 
         url = f"{self.uri.rstrip('/')}/health"
         try:
-            answer = httpx2.get(url, timeout=PATIENCE_SECONDS, trust_env=False)
+            with httpx2.stream("GET", url, timeout=PATIENCE_SECONDS, trust_env=False) as answer:
+                return None if answer.is_success else f"it answers {answer.status_code}"
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             return "; ".join(filter(None, (f"no answer ({error})", self.explain_end())))
-        return None if answer.is_success else f"it answers {answer.status_code}"
 
 
 class Settings(BaseSettings):

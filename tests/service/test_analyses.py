@@ -8,11 +8,13 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.open_jobs import has_open
+from sqlalchemy import event
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
@@ -28,8 +30,10 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.app import create_app
 from eigensweep.service.queue.analyses import AnalysisHandler
 from eigensweep.service.queue.jobs import JobRunner, StoppedError
+from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.requests.analyses import Analyses, AnalysisSpec
+from eigensweep.service.record.sql import database
 from eigensweep.service.settings import Settings
 from eigensweep.store.checkpoints import Store
 
@@ -325,6 +329,21 @@ class TestQueue:
         rest = client.get(f"/v1/analyses?limit=3&cursor={first['next_cursor']}").json()
         assert [i["id"] for i in first["items"] + rest["items"]] == [mine, *ids[::-1]]
         assert rest["next_cursor"] is None
+
+    def test_a_list_is_one_read_without_the_subjects(self, each_url, tmp_path):
+        kept = Analyses(Jobs(each_url), tmp_path)
+        trial = TrialSubject(
+            experiment="e", number=3, arm="lstm", state="completed", config={}, place="e/00003"
+        )
+        added, _ = kept.add(of(trial))
+        kept.add(AnalysisSpec(name="transient_norms", options={"size": 5}))
+        reads: list[str] = []
+        engine = database.engine(each_url)
+        event.listen(engine, "before_cursor_execute", lambda *call: reads.append(call[2]))
+        other, listed = kept.list(lambda each: True)
+        assert len([each for each in reads if "FROM jobs" in each]) == 1
+        assert listed == replace(added, subject={})
+        assert (other.options, other.experiment, other.trial) == ({"size": 5}, None, None)
 
 
 class TestFiles:

@@ -125,6 +125,16 @@ class TestList:
         assert "Nothing was posted yet" not in page
         assert 'href="/?archived=true"' in page
 
+    def test_what_ended_before_its_first_trial_has_a_bar_that_rests(self, client, record, spec):
+        id = client.post("/v1/experiments", json=spec()).json()["id"]
+        ledger = RecordLedger(record.url, id, record.claim(id).generation)
+        ledger.set_total(0)
+        ledger.end("cancelled")
+        assert client.get(f"/v1/experiments/{id}").json()["progress"]["fraction"] is None
+        for path in ("/", f"/experiments/{id}"):
+            bars = [found for tag, found in Tags(client.get(path).text).found if tag == "progress"]
+            assert [bar.get("value") for bar in bars] == ["0"]
+
 
 class TestFields:
     def test_the_form_leads_to_what_each_field_means(self, client):

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 from waiting import wait_until
 
@@ -29,6 +30,7 @@ from eigensweep.service.queue.dispatcher import (
 )
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
+from eigensweep.service.record.sql import database
 from eigensweep.store.checkpoints import Store, replicate_key
 from eigensweep.store.places.folder_files import FolderFiles
 from eigensweep.workers.deaths import Death, explain
@@ -527,6 +529,21 @@ class TestTrouble:
         for _ in range(5):
             dispatcher.tick()
         assert ids(launcher) == others
+
+    def test_a_row_that_the_database_refuses_lets_the_next_pass(
+        self, dispatcher, launcher, record, post, clock
+    ):
+        broken, *others = [post() for _ in range(3)]
+        refuse = (
+            f"CREATE TRIGGER refuse BEFORE UPDATE ON experiments WHEN OLD.id = '{broken}' "
+            "BEGIN SELECT RAISE(ABORT, 'value out of range'); END"
+        )
+        database.write(record.url, lambda rows: rows.execute(text(refuse)))
+        for _ in range(3):
+            clock.seconds += 0.5
+            dispatcher.tick()
+        assert ids(launcher) == others
+        assert dispatcher.problems == {broken: "IntegrityError: value out of range"}
 
     def test_a_search_for_survivors_that_fails_is_made_again(
         self, dispatcher, launcher, record, post, clock, monkeypatch

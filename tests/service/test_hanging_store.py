@@ -17,6 +17,9 @@ from helpers.waiting import PATIENCE, wait_until
 from eigensweep.service import store_probe
 from eigensweep.service.api.routes import health, metrics
 from eigensweep.service.process.serve import THREADS
+from eigensweep.service.queue.deletions import DeletionHandler
+from eigensweep.service.queue.jobs import JobRunner
+from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.store_probe import StoreProbe
 from eigensweep.store.checkpoints import Store
 from eigensweep.store.places.durable_files import StoreAwayError
@@ -57,6 +60,18 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         monkeypatch.setattr(FolderFiles, name, slow(getattr(FolderFiles, name)))
     yield made
     made.goes_on()
+
+
+def test_a_deletion_says_that_the_store_hangs(client, record, settings, folder, tmp_path):
+    ledger = play(client, record, Path(settings.storage_folder))
+    ledger.end("completed")
+    id = ledger.experiment_id
+    handler = DeletionHandler(record, lambda _: None, tmp_path / "logs", settings.storage_folder)
+    record.delete(id)
+    folder.hangs()
+    JobRunner(Jobs(record.url), [handler]).tick(handler)
+    (notice,) = client.get(f"/v1/experiments/{id}").json()["notices"]
+    assert "not deleted yet: the store has not answered since" in notice["words"]
 
 
 def test_who_reads_there_is_refused_and_all_others_are_answered(client, record, settings, folder):

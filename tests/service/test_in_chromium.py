@@ -472,6 +472,18 @@ def test_a_phone_folds_what_is_long_and_draws_what_is_opened(browser, serve, fin
     assert 300 < browser.execute_script(wide) <= 390
 
 
+@pytest.mark.parametrize("width", [390, 1200])
+def test_a_long_name_without_spaces_fits_its_page(browser, serve, client, spec, width):
+    id = client.post("/v1/experiments", json=spec(name="x" * 120)).json()["id"]
+    emulate(browser, width, "light")
+    address = serve()
+    for path in ("/", f"/experiments/{id}", f"/experiments/{id}/trials", "/cluster"):
+        browser.get(address + path)
+        find(browser, "main h1")
+        wide = browser.execute_script("return document.documentElement.scrollWidth")
+        assert wide <= width, path
+
+
 def test_the_fields_are_short_on_a_phone_and_links_open_them(browser, serve):
     emulate(browser, 390, "light")
     address = serve()

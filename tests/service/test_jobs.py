@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import pytest
 from helpers.open_jobs import has_open
+from sqlalchemy.exc import DataError, OperationalError
 from waiting import wait_until
 
 from eigensweep.analyses.messages import ChildOutcome, leave_outcome
@@ -156,6 +157,21 @@ class TestRunner:
     def test_a_quota_puts_off_its_own_job_and_no_other(self, jobs):
         words = "user 'anna' may have 1 experiment that is not over"
         assert put_off_two(jobs, QuotaExceededError(words)) == [(words, 1.0)] * 2
+
+    @pytest.mark.parametrize(
+        ("problem", "words"),
+        [
+            (DataError("UPDATE", {"s": "secret"}, ValueError("out of range")), "out of range"),
+            (OSError(errno.ENOSPC, "disk full", "/a/b"), "[Errno 28] disk full: '/a/b'"),
+        ],
+    )
+    def test_what_is_refused_of_one_job_holds_up_no_other(self, jobs, problem, words):
+        assert put_off_two(jobs, problem) == [(words, 1.0)] * 2
+
+    def test_a_database_that_is_away_puts_off_no_job(self, jobs):
+        with pytest.raises(OperationalError):
+            put_off_two(jobs, OperationalError("UPDATE", {}, Exception("the server is gone")))
+        assert [each.tries for each in jobs.list("webhook")] == [0, 0]
 
     def test_an_error_with_a_nul_holds_up_no_other_job(self, jobs):
         problem = NotDoneError("the log says: \0\0junk")

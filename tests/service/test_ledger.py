@@ -65,6 +65,12 @@ class TestRecordLedger:
         ledger.set_tracked()
         assert record.row(ledger.experiment_id).notices is None
 
+    def test_an_error_that_is_no_text_is_recorded(self, record, spec):
+        ledger = post_and_claim(record, spec())
+        ledger.open(0, "scornn", {}, CONFIG, "abc")
+        ledger.finish(0, ledger.begin(0), "failed", None, "no file caf\udce9\0")
+        assert record.trial(ledger.experiment_id, 0).trial.error == "no file caf?"
+
     def test_a_held_delivery_is_told_and_its_driver_shut_out(self, record, spec):
         ledger = post_and_claim(record, spec())
         id = ledger.experiment_id

@@ -1,12 +1,16 @@
-"""The MLflow server that the service starts, where it cannot run."""
+"""An MLflow server that cannot run, or does not answer as it should."""
 
 from __future__ import annotations
 
 import socket
+import threading
+from contextlib import suppress
 from pathlib import Path
 
+import pytest
 from helpers.waiting import wait_until
 
+from eigensweep.service import settings
 from eigensweep.service.process.mlflow_server import MlflowServer
 from eigensweep.service.settings import Mlflow
 
@@ -29,3 +33,31 @@ def test_what_it_said_at_its_end_is_told_where_it_is_silent(tmp_path: Path) -> N
         assert "file is not a database" in reached.find_problem()
     finally:
         server.stop()
+
+
+def test_one_that_answers_drop_by_drop_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "PATIENCE_SECONDS", 0.5)
+    asked: list[socket.socket] = []
+    is_over = threading.Event()
+
+    def drip(listener: socket.socket) -> None:
+        while not is_over.is_set():
+            with suppress(OSError):
+                asked.append(listener.accept()[0])
+                asked[-1].sendall(b"HTTP/1.1 200 OK\r\nx: ")
+                for _ in range(200):
+                    asked[-1].sendall(b"y")
+                    if is_over.wait(0.1):
+                        break
+                asked[-1].close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0.1)
+        server = threading.Thread(target=drip, args=[listener], daemon=True)
+        server.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        reached = Mlflow(url, url)
+        assert [reached.find_problem() for _ in range(3)] == ["no answer within 0.5 s"] * 3
+        assert len(asked) == 1
+        is_over.set()
+        server.join()

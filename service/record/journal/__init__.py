@@ -20,7 +20,7 @@ from eigensweep.results.ranking import RANKED, UNRANKED, cost
 from eigensweep.results.trial_result import Outcome
 from eigensweep.service.record.errors import ConflictError
 from eigensweep.service.record.journal.usage import count_use
-from eigensweep.service.record.sql.rows import RowSession, remove_nul
+from eigensweep.service.record.sql.rows import RowSession, to_storable
 from eigensweep.service.record.sql.tables import (
     AttemptRow,
     EarlierJson,
@@ -114,7 +114,7 @@ def record_notices(rows: RowSession, experiment: ExperimentRow, notices: Sequenc
     if told != experiment.notices:
         experiment.notices = told
         reason = "; ".join(notice.words for notice in notices) or None
-        emit(rows, experiment, "experiment.notice", reason=remove_nul(reason))
+        emit(rows, experiment, "experiment.notice", reason=to_storable(reason))
 
 
 def move_trial(trial: TrialRow, following: states.TrialState) -> str:
@@ -154,7 +154,7 @@ def finish_trial(
         trial.tier -= (trial.replicates or 1) - before["config"].get("replicates", 1)
     kind = move_trial(trial, outcome)
     trial.result = replace_non_finite(result)
-    trial.error = remove_nul(error)
+    trial.error = to_storable(error)
     trial.ended_at = time.time()
     if trial.result is not None:
         trial.value = trial.result.get("value")
@@ -196,10 +196,10 @@ def _bring_back(
     """Give an open trial the end back that it had before it was reopened."""
     kept = error_of_undone(before["error"], before["reason"], outcome, error)
     move_trial(trial, before["state"])
-    trial.error, trial.ended_at = remove_nul(kept), before["ended_at"]
+    trial.error, trial.ended_at = to_storable(kept), before["ended_at"]
     _configure(trial, before["config"])
     why = f"{outcome}: {_last_line(error)}" if error else outcome
-    emit_trial(rows, experiment, trial, "kept", value=trial.value, reason=remove_nul(why))
+    emit_trial(rows, experiment, trial, "kept", value=trial.value, reason=to_storable(why))
 
 
 def _configure(trial: TrialRow, config: ConfigJson) -> None:
@@ -231,7 +231,7 @@ def interrupt_trial(
     """Move a running trial back to `waiting`: its attempt is over."""
     kind = move_trial(trial, "waiting")
     close_attempt(rows, trial, reason)
-    emit_trial(rows, experiment, trial, kind, reason=remove_nul(reason))
+    emit_trial(rows, experiment, trial, kind, reason=to_storable(reason))
 
 
 def close_attempt(rows: RowSession, trial: TrialRow, reason: str | None) -> None:
@@ -242,7 +242,7 @@ def close_attempt(rows: RowSession, trial: TrialRow, reason: str | None) -> None
     if attempt is not None and attempt.ended_at is None:
         count_use(rows, trial, attempt)
         attempt.ended_at = time.time()
-        attempt.reason = remove_nul(reason)
+        attempt.reason = to_storable(reason)
 
 
 def end_experiment(
@@ -254,7 +254,7 @@ def end_experiment(
     rows.flush()  # its events come before those of the trials
     for part, trial in walk(rows, _OPEN, experiment.id):
         finish_trial(part, experiment, trial, "cancelled", trial.result)
-    experiment.error = remove_nul(error)
+    experiment.error = to_storable(error)
     move_experiment(rows, experiment, state, error=experiment.error)
     experiment.finished_at = experiment.left_at
     _tell_webhooks(rows, experiment, f"experiment.{state}")

@@ -124,8 +124,9 @@ class Analyses:
         return found
 
     def list(self, matches: Callable[[AnalysisRecord], bool]) -> Sequence[AnalysisRecord]:
-        """Return the analyses that match, the newest first."""
-        return list(filter(matches, map(AnalysisRecord.of, self.jobs.list("analysis"))))
+        """Return the analyses that match, the newest first, without their subjects."""
+        found = self.jobs.list_parts("analysis", ("name", "options", "experiment", "trial"))
+        return list(filter(matches, map(AnalysisRecord.of, found)))
 
     def file(self, id: str, name: str) -> Path:
         """Return the path of one of `FILES` of a finished analysis.

@@ -193,6 +193,15 @@ def is_away(error: BaseException) -> bool:
     return False
 
 
+def explain(error: BaseException) -> str:
+    """Return an error's words; of what the database refuses its own, without statement and values.
+
+    >>> explain(DBAPIError("INSERT ...", {"name": "x"}, ValueError("value out of range")))
+    'value out of range'
+    """
+    return str(getattr(error, "orig", None) or error) or type(error).__name__
+
+
 def is_damaged(error: BaseException) -> bool:
     """Return whether the database says that its files hold nonsense; waiting does not help."""
     if not isinstance(error, DBAPIError):

@@ -25,9 +25,13 @@ T = TypeVar("T")
 Convert = Callable[[Any], Any]
 
 
-def remove_nul(text: str | None) -> str | None:
-    """Return text without NUL, the one character that PostgreSQL cannot store."""
-    return None if text is None else text.replace("\0", "")
+def to_storable(text: str | None) -> str | None:
+    r"""Return text without what a database refuses: NUL, and a half of a surrogate pair.
+
+    >>> to_storable("caf\udce9\0")
+    'caf?'
+    """
+    return None if text is None else text.replace("\0", "").encode(errors="replace").decode()
 
 
 class RowSession:
