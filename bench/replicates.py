@@ -35,7 +35,7 @@ CASES_OF_CORES = [
     "lstm,80,20,200,4",
     "asrnn,128,32,300,4",
     "exprnn,190,50,500,4",
-    "lstm,512,32,100,4",
+    "lstm,512,32,50,2",
 ]
 ROUNDS, SECONDS, STEPS = 3, 0.5, 20
 NEEDED = {"scornn": {"negative_fraction": 0.5}, "enrnn": {"short_fraction": 0.5}}

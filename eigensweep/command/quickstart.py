@@ -159,7 +159,8 @@ def _wait_until_ready(home: Path, process: subprocess.Popen[bytes], log: Path) -
     except RetryError:
         why = "ended" if process.poll() is not None else f"is not ready after {READY_SECONDS:g} s"
         lines = log.read_text(errors="replace").splitlines()[-20:]
-        raise NotReadyError("\n".join([f"the service {why}; its log ends with:", *lines])) from None
+        told = "its log ends with:" if lines else "its log is empty; is the machine busy?"
+        raise NotReadyError("\n".join([f"the service {why}; {told}", *lines])) from None
 
 
 def _read_address(home: Path, pid: int) -> str:
