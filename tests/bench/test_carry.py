@@ -139,6 +139,7 @@ def test_an_archive_that_lacks_a_part_gives_way_to_the_wheels(carried, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.ray
 @pytest.mark.timeout(1800)
 def test_a_sweep_runs_from_the_archive_beside_pytorch_alone(tmp_path, monkeypatch):
     """As on a machine with a GPU, but for the GPU, and the versions of Python and PyTorch."""
