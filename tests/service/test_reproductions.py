@@ -424,6 +424,25 @@ class TestCommandLine:
         monkeypatch.setattr(work, "PASS_SECONDS", 0.0)
         return lambda *words: CliRunner().invoke(cli.app, ["reproduce", *words])
 
+    @pytest.fixture
+    def home(self, monkeypatch: pytest.MonkeyPatch, settings: Settings, record: Record) -> Path:
+        """The home folder of the application, which commands without a service read."""
+        monkeypatch.setenv("EIGENSWEEP_HOME", str(settings.home))
+        monkeypatch.setenv("EIGENSWEEP_DATABASE_URL", record.url)
+        return settings.home
+
+    @pytest.fixture
+    def finished(
+        self, client: TestClient, reproducer: Reproducer, play: Callable[..., None]
+    ) -> Any:
+        """A reproduction that has finished."""
+        posted = post(client).json()
+        play(posted["experiments"][0]["id"])
+        reproducer.tick()
+        ended = client.get(posted["links"]["self"]).json()
+        assert ended["state"] == "finished"
+        return ended
+
     @pytest.mark.usefixtures("drawn")
     def test_it_prints_the_report_and_writes_it(self, client, reproducer, play, run, tmp_path):
         posted = post(client).json()
@@ -464,27 +483,19 @@ class TestCommandLine:
         assert "x.json holds no results" in done.output
 
     def test_results_of_a_home_folder_are_kept_without_a_service(
-        self, client, reproducer, play, run, tmp_path, monkeypatch, record, settings
+        self, client, finished, run, tmp_path, home
     ):
-        posted = post(client).json()
-        play(posted["experiments"][0]["id"])
-        reproducer.tick()
-        ended = client.get(posted["links"]["self"]).json()
-        told = read_results(client.get(ended["links"]["report"]["results"]).content)
-        (settings.home / "reproductions" / posted["id"] / "results.json").unlink()
-        monkeypatch.setenv("EIGENSWEEP_HOME", str(settings.home))
-        monkeypatch.setenv("EIGENSWEEP_DATABASE_URL", record.url)
+        told = read_results(client.get(finished["links"]["report"]["results"]).content)
+        (home / "reproductions" / finished["id"] / "results.json").unlink()
         done = run("--results-only", "--results", str(tmp_path / "kept"), "--note", "a test")
         assert done.exit_code == 0, done.output
         kept = read_results((tmp_path / "kept" / name_file(NAME, "short")).read_bytes())
         assert kept == told.model_copy(update={"note": "a test", "made_at": kept.made_at})
 
     def test_results_are_kept_though_no_report_was_made(
-        self, client, reproducer, play, run, tmp_path, monkeypatch, record, settings
+        self, client, reproducer, play, run, tmp_path, home
     ):
         posted = post(client).json()
-        monkeypatch.setenv("EIGENSWEEP_HOME", str(settings.home))
-        monkeypatch.setenv("EIGENSWEEP_DATABASE_URL", record.url)
         place = tmp_path / "kept" / name_file(NAME, "short")
         assert run("--results-only", "--results", str(place.parent)).exit_code == 0
         assert not place.exists()
@@ -496,27 +507,19 @@ class TestCommandLine:
         assert all(trial.curves for trial in read_results(place.read_bytes()).experiments[0].trials)
 
     def test_results_are_kept_though_the_report_is_gone(
-        self, client, reproducer, play, run, tmp_path, monkeypatch, record, settings
+        self, client, finished, run, tmp_path, home
     ):
-        posted = post(client).json()
-        play(posted["experiments"][0]["id"])
-        reproducer.tick()
-        assert client.get(posted["links"]["self"]).json()["state"] == "finished"
-        shutil.rmtree(settings.home / "reproductions" / posted["id"])
-        monkeypatch.setenv("EIGENSWEEP_HOME", str(settings.home))
-        monkeypatch.setenv("EIGENSWEEP_DATABASE_URL", record.url)
+        shutil.rmtree(home / "reproductions" / finished["id"])
         place = tmp_path / "kept" / name_file(NAME, "short")
         done = run("--results-only", "--results", str(place.parent))
         assert done.exit_code == 0, done.output
         assert all(trial.curves for trial in read_results(place.read_bytes()).experiments[0].trials)
 
     def test_trials_of_an_unfinished_one_are_kept_for_others(
-        self, client, play, run, tmp_path, monkeypatch, record, settings, empty_record
+        self, client, play, run, tmp_path, home, empty_record
     ):
         experiment = post(client).json()["experiments"][0]["id"]
         play(experiment, trials=1)
-        monkeypatch.setenv("EIGENSWEEP_HOME", str(settings.home))
-        monkeypatch.setenv("EIGENSWEEP_DATABASE_URL", record.url)
         folder = tmp_path / "kept"
         place = folder / UNFINISHED / name_file(NAME, "short")
         words = ("--results-only", "--results", str(folder), "--note", "a test")
@@ -537,33 +540,23 @@ class TestCommandLine:
             assert origins == {read_results(content).origin}
 
     def test_the_file_of_the_whole_suite_takes_its_place(
-        self, client, reproducer, play, run, tmp_path, monkeypatch, record, settings
+        self, client, finished, run, tmp_path, home
     ):
-        posted = post(client).json()
-        play(posted["experiments"][0]["id"])
-        reproducer.tick()
-        ended = client.get(posted["links"]["self"]).json()
-        whole = read_results(client.get(ended["links"]["report"]["results"]).content)
+        whole = read_results(client.get(finished["links"]["report"]["results"]).content)
         part = tmp_path / "kept" / UNFINISHED / name_file(NAME, "short")
         part.parent.mkdir(parents=True)
         trials = whole.experiments[0].trials[:1]
         experiments = [whole.experiments[0].model_copy(update={"trials": trials})]
         part.write_bytes(write_results(whole.model_copy(update={"experiments": experiments})))
-        monkeypatch.setenv("EIGENSWEEP_HOME", str(settings.home))
-        monkeypatch.setenv("EIGENSWEEP_DATABASE_URL", record.url)
         assert run("--results-only", "--results", str(tmp_path / "kept")).exit_code == 0
         assert not part.exists()
         assert (tmp_path / "kept" / part.name).is_file()
 
-    def test_one_whose_experiment_was_deleted_is_left_out(
-        self, client, run, tmp_path, monkeypatch, record, settings
-    ):
+    def test_one_whose_experiment_was_deleted_is_left_out(self, client, run, tmp_path, home):
         posted = post(client).json()
         missing = {"main": Posted("none")}
         reproductions = client.app.state.service.reproductions
         reproductions.change(reproductions.get(posted["id"]), experiments=missing)
-        monkeypatch.setenv("EIGENSWEEP_HOME", str(settings.home))
-        monkeypatch.setenv("EIGENSWEEP_DATABASE_URL", record.url)
         done = run("--results-only", "--results", str(tmp_path / "kept"))
         assert done.exit_code == 0, done.output
         assert f"{NAME} (short) is left out: " in done.output
