@@ -75,7 +75,7 @@ class Threads:
     stop: threading.Event = field(default_factory=threading.Event)
     """Set once one of them has ended with an error: the others commit what they have, and pause."""
     turn: threading.Lock = field(default_factory=threading.Lock)
-    """Held by the one that calls what knows of no threads."""
+    """Held by the thread that calls a function of the user's, which may not be safe for threads."""
 
     @classmethod
     def of(cls, config: TrialConfig, cpus: float, device: str) -> Threads:
@@ -88,9 +88,9 @@ class Threads:
         set_up_thread(self.cpus)
 
     def run(self, trainings: Sequence[Callable[[], None]]) -> None:
-        """Call all of them. Once one has ended with an error, none begins; it is raised at the end.
+        """Call all of them, and return when all have ended.
 
-        `Paused` is raised only if nothing else is.
+        After the first error no other begins, and it is raised; `Paused` only if nothing else is.
         """
         if self.at_once == 1:
             for train in trainings:
@@ -184,7 +184,7 @@ class Attempt:
     def train(self, rung: int) -> None:
         """Train the replicates to `rung`, in their order, and commit each.
 
-        Behind one that has diverged none begins, unless the others go on.
+        If one has diverged, those after it do not begin, unless the seeds of this trial go on.
 
         Raises:
             NoLongerWanted: if the experiment was cancelled.
