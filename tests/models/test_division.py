@@ -10,10 +10,8 @@ from eigensweep.models.matrices.division import LARGE, Divisor, inverse_by_produ
 from eigensweep.models.matrices.orthogonal import skew
 
 
-@pytest.mark.parametrize("n", [0, 1, 40, LARGE + 45])
-@pytest.mark.parametrize("definite", [True, False])
-@pytest.mark.parametrize("pivots", [True, False])
-def test_a_divisor_divides_from_the_right(n, definite, pivots):
+def check_division(n, definite, pivots, seed=0):
+    torch.manual_seed(seed)
     N = skew(torch.randn(n, n, dtype=torch.float64)) / 4
     if definite:
         N += 1.5 * torch.eye(n)  # else the blocks on the diagonal may have no inverse
@@ -24,6 +22,19 @@ def test_a_divisor_divides_from_the_right(n, definite, pivots):
     divisor = Divisor(N.mT.contiguous().mT, pivots)
     torch.testing.assert_close(divisor.divide(B) @ N, B, atol=1e-9, rtol=0)
     torch.testing.assert_close(divisor.divide_by_transpose(B) @ N.mT, B, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("n", [0, 1, 40, LARGE + 45])
+@pytest.mark.parametrize("definite", [True, False])
+@pytest.mark.parametrize("pivots", [True, False])
+def test_a_divisor_divides_from_the_right(n, definite, pivots):
+    check_division(n, definite, pivots)
+
+
+@pytest.mark.parametrize("seed", [10, 63, 65, 234, 285, 303])
+def test_an_imprecise_inverse_is_made_with_pivots(seed):
+    """No block of these has a large inverse, and without pivots they lose four digits and more."""
+    check_division(LARGE + 45, definite=False, pivots=False, seed=seed)
 
 
 def test_pivots_are_left_out_until_a_block_has_a_large_inverse():
