@@ -398,9 +398,9 @@ def _make_runner(
     schedule = RetentionRule(settings.keep, settings.retention_days, settings.retention_hours)
     logs_of_removals = settings.home / "deletions"
     handlers: list[Handler] = [
-        AnalysisHandler(service.analyses, storage, str(settings.corpora), mlflow=mlflow),
+        AnalysisHandler(storage, service.analyses, str(settings.corpora), mlflow=mlflow),
         ReproductionHandler(
-            service.reproductions, record, service.analyses, storage, mlflow=mlflow
+            storage, service.reproductions, record, service.analyses, mlflow=mlflow
         ),
         DeletionHandler(
             record,
