@@ -22,6 +22,7 @@ from eigensweep.service.process.serve import THREADS
 from eigensweep.service.queue import jobs
 from eigensweep.service.queue.deletions import DeletionHandler
 from eigensweep.service.queue.jobs import JobRunner, NotDoneError, ReadingHandler
+from eigensweep.service.queue.retention import PruningHandler, RetentionRule
 from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.store_probe import StoreProbe
 from eigensweep.store.checkpoints import Store
@@ -75,6 +76,19 @@ def test_a_deletion_says_that_the_store_hangs(client, record, settings, folder, 
     JobRunner(Jobs(record.url), [handler]).tick(handler)
     (notice,) = client.get(f"/v1/experiments/{id}").json()["notices"]
     assert "not deleted yet: the store has not answered since" in notice["words"]
+
+
+def test_a_prune_says_that_the_store_hangs(client, record, settings, folder):
+    ledger = play(client, record, Path(settings.storage_folder))
+    ledger.end("completed")
+    ledger.set_tracked()
+    schedule, store = RetentionRule(None, 30, 1), Store(settings.storage_folder)
+    handler = PruningHandler(record, store, schedule, threading.Lock(), _due_at=float("inf"))
+    record.prune(ledger.experiment_id, "none")
+    folder.hangs()
+    JobRunner(Jobs(record.url), [handler]).tick(handler)
+    (notice,) = client.get(f"/v1/experiments/{ledger.experiment_id}").json()["notices"]
+    assert "not pruned yet: the store has not answered since" in notice["words"]
 
 
 def test_a_child_held_up_by_the_store_is_tried_again(tmp_path, folder, monkeypatch):
