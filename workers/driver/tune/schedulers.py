@@ -185,8 +185,10 @@ class Median(Rule):
                 self._average(number, at)
 
     def _forget(self, number: int) -> None:
-        for known in (self._reports, self._good, *self._means.values()):
-            known.pop(number, None)
+        self._reports.pop(number, None)
+        self._good.pop(number, None)
+        for means in self._means.values():
+            means.pop(number, None)
 
 
 class Rounds(FIFOScheduler):
