@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 from urllib.parse import quote
 
 from eigensweep.client.connection import Connection, outlast_restart
+from eigensweep.client.spec_file import InputError
 
 
 class Remote:
@@ -25,7 +26,16 @@ class Remote:
 
     @classmethod
     def path_of(cls, id: str) -> str:
-        """Return where the API has the one with this id."""
+        """Return where the API has the one with this id.
+
+        Raises:
+            InputError: if the id is empty, so that this would be the list of all.
+        """
+        if not id:
+            raise InputError(
+                f"expected the id of an existing {cls.kind}, and got {id!r}; give an 'id' that "
+                f"GET {cls.listing_path} lists"
+            )
         return f"{cls.listing_path}/{quote(id, safe='')}"
 
     @classmethod

@@ -209,7 +209,7 @@ def keep_finished(folder: Path, note: str | None) -> list[Path]:
     jobs = Jobs(settings.database)
     kept = Reproductions(jobs, settings.home / "reproductions", record, settings.corpora)
     analyses = Analyses(jobs, settings.home / "analyses")
-    reproducer = ReproductionHandler(kept, record, analyses, settings.storage_folder)
+    reproducer = ReproductionHandler(settings.storage_folder, kept, record, analyses)
     written = []
     for found in kept.list():
         is_whole = found.state == "finished" or kept.has_trained(found)

@@ -79,5 +79,7 @@ def _show_removal(found: JsonObject, keep: str, does: str) -> None:
         words = each["problem"] or decimal(each["bytes"])
         typer.echo(f"{each['id']} {words}", err=each["problem"] is not None)
     typer.echo(f"keep {keep}: {does} {decimal(found['bytes'])}")
+    if does == "frees":
+        typer.echo("if one has to wait, `eigensweep show EXPERIMENT` says why")
     if found["more"]:
         typer.echo("there are more experiments; run it again for those")

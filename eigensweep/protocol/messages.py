@@ -136,19 +136,20 @@ NoticeKind = Literal[
     "memory",
     "node",
     "nodes",
+    "pruning",
     "ray",
     "share",
     "store",
 ]
 """What a notice is about: trials whose code has changed, a deletion that waits, MLflow, which is
 away or refuses something, a disk that is nearly full, trials that fail one after another, a node
-without memory, a node that is left out, so many of them that everything waits, a silent Ray, a fair
-share, or the store of checkpoints."""
+without memory, a node that is left out, so many of them that everything waits, a pruning that
+waits, a silent Ray, a fair share, or the store of checkpoints."""
 
 
 @dataclass(frozen=True)
 class Notice(Message):
-    """Why an experiment comes on more slowly than it could, or is not in MLflow or deleted yet."""
+    """Why an experiment is slower than it could be, or is not in MLflow, deleted or pruned yet."""
 
     kind: NoticeKind
     words: str

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -24,7 +25,10 @@ STOP_SECONDS: Final = 4.0
 """How long the server may take to end before it is killed."""
 LONGEST_PAUSE: Final = 60.0
 """Seconds between two starts of a server that ends by itself, at most."""
-
+LOOK_SECONDS: Final = 30.0
+"""Between two looks whether a server that lives still answers."""
+LOOKS: Final = 10
+"""So many in a row without an answer end a server that had answered; one may begin slowly."""
 
 LOG_BYTES: Final = 16 * 1024
 LONGEST_WORDS: Final = 300
@@ -54,6 +58,7 @@ class MlflowServer:
         self._log_begins = 0
         """Size of the log when the server was started last."""
         self._said = ""
+        self._looks_left, self._look_at = 0, 0.0
 
     def start(self) -> None:
         """Start the server; it answers some seconds later."""
@@ -65,6 +70,7 @@ class MlflowServer:
             mlflow_app.TOKEN: self.token,
             "MLFLOW_BACKEND_STORE_URI": f"sqlite:///{self._folder / 'mlflow.db'}",
         }
+        self._looks_left, self._look_at = 0, time.monotonic() + LOOK_SECONDS
         with self.log.open("ab") as log:
             self._log_begins = log.tell()
             self._process = subprocess.Popen(
@@ -77,12 +83,16 @@ class MlflowServer:
                 start_new_session=True,  # a group of its own, which Ctrl-C does not reach
             )
 
-    def restart_if_ended(self) -> None:
-        """Start the server again if it has ended by itself; call it regularly.
+    def watch(self, find_problem: Callable[[], str | None]) -> None:
+        """Start the server again if it has ended, or has long been silent; call it regularly.
 
-        Pauses between starts grow. No retry library waits here: the caller's loop has other work.
+        `find_problem` asks it, and returns None if it answers. Pauses between starts grow. No retry
+        library waits here: the caller's loop has other work.
         """
         now = time.monotonic()
+        if self._process is not None and self._process.poll() is None and now >= self._look_at:
+            self._look_at = now + LOOK_SECONDS
+            self._end_if_silent(find_problem())
         if self._process is None or self._process.poll() is None or now < self._not_before:
             return
         self._said = _read_last_words(self.log, self._log_begins)
@@ -95,6 +105,15 @@ class MlflowServer:
         self._signal(signal.SIGKILL)
         RESTARTS.labels("mlflow").inc()
         self.start()
+
+    def _end_if_silent(self, problem: str | None) -> None:
+        if problem is None:
+            self._looks_left = LOOKS
+        elif self._looks_left:
+            self._looks_left -= 1
+            if not self._looks_left:
+                logger.warning("MLflow has been silent for long, ending it: %s", problem)
+                self._signal(signal.SIGKILL)
 
     def explain_end(self) -> str:
         """Return what the server said when it ended by itself last; no words if it never did."""

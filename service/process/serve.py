@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final
@@ -167,7 +168,7 @@ def serve(settings: Settings) -> None:
         def watch() -> None:
             start_again(watcher.restart_if_ended)
             if mlflow is not None:
-                start_again(mlflow.restart_if_ended)
+                start_again(partial(mlflow.watch, place.find_problem))
             if not http.is_alive():
                 raise RuntimeError("the HTTP server ended by itself")
 
@@ -398,9 +399,9 @@ def _make_runner(
     schedule = RetentionRule(settings.keep, settings.retention_days, settings.retention_hours)
     logs_of_removals = settings.home / "deletions"
     handlers: list[Handler] = [
-        AnalysisHandler(service.analyses, storage, str(settings.corpora), mlflow=mlflow),
+        AnalysisHandler(storage, service.analyses, str(settings.corpora), mlflow=mlflow),
         ReproductionHandler(
-            service.reproductions, record, service.analyses, storage, mlflow=mlflow
+            storage, service.reproductions, record, service.analyses, mlflow=mlflow
         ),
         DeletionHandler(
             record,

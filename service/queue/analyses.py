@@ -21,8 +21,6 @@ class AnalysisHandler(ReadingHandler):
     kind: ClassVar[JobKind] = "analysis"
     module: ClassVar[str] = "eigensweep.analyses"
     analyses: Analyses
-    storage: str
-    """Folder of checkpoints and curves."""
     data_root: str | None = None
     """Folder of the corpora."""
 

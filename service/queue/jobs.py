@@ -29,12 +29,14 @@ from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.tables import JobKind, JobRow
 from eigensweep.service.settings import Mlflow
+from eigensweep.service.store_probe import StoreProbe
 from eigensweep.store.places.durable_files import StorageError
 
 logger = logging.getLogger(__name__)
 
 LONGEST_SECONDS: Final = 2 * 3600.0
-"""The longest run of a child in seconds; after that it is killed, and has failed."""
+"""The longest run of a child in seconds; after that it is killed, and has failed, unless the store
+hangs."""
 LOG_LINES: Final = 20
 """The last lines of a failed process that become part of the error."""
 
@@ -51,6 +53,8 @@ class ChildRunner:
 
     module: str
     mlflow: Mlflow | None = None
+    store: StoreProbe | None = None
+    """Says whether it is the store that takes long, where the child reads there."""
     _child: subprocess.Popen[bytes] | None = None
     _is_over: bool = False
 
@@ -82,7 +86,7 @@ class ChildRunner:
         """Run a child to its end, with `order` as its input; return why it failed, if it did.
 
         Raises:
-            NotDoneError: if the disk does not take its outcome.
+            NotDoneError: if the disk does not take its outcome, or the store hangs for too long.
             StoppedError: if it was killed.
             OSError: if it cannot be started.
         """
@@ -106,8 +110,11 @@ class ChildRunner:
         try:
             child.communicate(order.encode(), timeout=LONGEST_SECONDS)
         except subprocess.TimeoutExpired:
+            problem = self.store and self.store.find_problem()  # before it goes on, perhaps
             child.kill()
             child.wait()
+            if problem is not None:
+                raise NotDoneError(problem) from None
             return f"it took longer than {LONGEST_SECONDS / 3600:.0f} hours"
         if self._is_over:
             raise StoppedError
@@ -193,6 +200,12 @@ class ReadingHandler(Handler):
     longest_pause: ClassVar[float] = 1800.0
     most_tries: ClassVar[int | None] = 48
     fails_by_bugs: ClassVar[bool] = True
+    storage: str
+    """Folder of checkpoints and curves."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.children.store = StoreProbe(self.storage)
 
 
 @dataclass

@@ -55,8 +55,6 @@ class ReproductionHandler(ReadingHandler):
     reproductions: Reproductions
     record: Record
     analyses: Analyses
-    storage: str
-    """Folder of checkpoints and curves."""
 
     def work(self, job: JobRow) -> None:
         found = ReproductionRecord.of(job)

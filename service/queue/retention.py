@@ -10,7 +10,8 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar
 
 from eigensweep.protocol.states import ENDED
@@ -19,6 +20,7 @@ from eigensweep.service.record.changes.retention import DAY
 from eigensweep.service.record.errors import ConflictError, NotFoundError
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.sql.tables import JobKind, JobRow
+from eigensweep.service.store_probe import StoreProbe
 from eigensweep.store.checkpoints import Store, trial_key
 from eigensweep.store.places.durable_files import StorageError
 from eigensweep.store.upkeep import corpora
@@ -68,6 +70,12 @@ class PruningHandler(Handler):
     """Held while files of an experiment are removed, here and by deletions."""
     clock: Callable[[], float] = time.time
     _due_at: float = 0.0
+    _probe: StoreProbe = field(init=False)
+    """Says that the store does not answer, where it hangs."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._probe = StoreProbe(self.store.place)
 
     def look(self) -> None:
         """Apply the rule and remove unused corpora, every `every_hours`."""
@@ -88,10 +96,10 @@ class PruningHandler(Handler):
         self._remove_corpora()
 
     def _prune(self, id: str, keep: Keep) -> None:
+        self._probe.ask(partial(require_commits, self.record))
         with self.files:  # so that it is not deleted meanwhile
             # Listed before the look at the state: if it is over, these are drivers of the past.
             users, freed = corpora.list_users(self.store, id), 0
-            require_commits(self.record, self.store)
             if (state := self.record.row(id).state) not in ENDED:
                 raise NotDoneError(f"the experiment is {state}")
             corpora.release(self.store, users)

@@ -20,6 +20,7 @@ from pydantic import TypeAdapter
 from sqlalchemy import select, update
 
 from eigensweep.protocol.messages import Notice
+from eigensweep.protocol.states import ENDED
 from eigensweep.service.record.journal import record_notices
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.rows import RowSession, to_storable
@@ -170,7 +171,7 @@ class Jobs(database.AtDatabase):
     def put_off(self, rows: RowSession, job: JobRow, error: str, due_at: float | None) -> None:
         """Record that a try was in vain; `due_at`: when to try again, None to give it up.
 
-        An experiment that is not deleted yet says why in its notices.
+        An experiment that is not deleted or pruned yet says why in its notices.
         """
         self._fence(rows)
         now = rows.get(JobRow, (job.kind, job.key))
@@ -178,10 +179,12 @@ class Jobs(database.AtDatabase):
             now.due_at, now.error, now.tries = due_at, to_storable(error), now.tries + 1
             if due_at is None:
                 now.state, now.finished_at = "failed", time.time()
-            if job.kind == "deletion":
-                words = f"not deleted yet: {error.strip().rpartition(chr(10))[2]}"
+            if job.kind in ("deletion", "pruning"):
+                what = "deleted" if job.kind == "deletion" else "pruned"
+                words = f"not {what} yet: {error.strip().rpartition(chr(10))[2]}"
                 experiment = rows.get_one(ExperimentRow, job.key, lock=True)
-                record_notices(rows, experiment, [Notice("deletion", words)])
+                if experiment.state in (*ENDED, "deleting"):  # else they are its driver's
+                    record_notices(rows, experiment, [Notice(job.kind, words)])
 
     def finish(self, job: JobRow) -> None:
         """Record that a job is done."""

@@ -45,10 +45,10 @@ class Reproducer:
         storage = service.settings.storage_folder
         self.reproductions = service.reproductions
         self.reports = ReproductionHandler(
-            service.reproductions, service.record, service.analyses, storage
+            storage, service.reproductions, service.record, service.analyses
         )
         self.reports.children.run = make_report  # type: ignore[method-assign,assignment]
-        self.analyses = AnalysisHandler(service.analyses, storage)
+        self.analyses = AnalysisHandler(storage, service.analyses)
         self.analyses.children.run = make_analysis  # type: ignore[method-assign,assignment]
         self.runner = JobRunner(service.jobs, [self.reports, self.analyses])
 

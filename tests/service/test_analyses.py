@@ -104,7 +104,7 @@ class Runner:
     """Carries them out."""
 
     def __init__(self, analyses: Analyses, settings: Settings) -> None:
-        self.handler = AnalysisHandler(analyses, settings.storage_folder, str(settings.corpora))
+        self.handler = AnalysisHandler(settings.storage_folder, analyses, str(settings.corpora))
         self.jobs = JobRunner(analyses.jobs, [self.handler])
 
     def tick(self) -> bool:

@@ -119,6 +119,13 @@ def test_events_go_on_over_an_end_that_was_not_the_last(stub: Stub, client: Clie
     assert [event.id for event in client.events("e7")] == ["1", "2", "3"]
 
 
+def test_an_empty_id_is_refused_with_what_would_work(stub: Stub, client: Client) -> None:
+    for ask in (client.analysis, client.reproduction, lambda id: next(client.events(id))):
+        with pytest.raises(ValueError, match=r"got ''; give an 'id' that GET /v1/\w+ lists"):
+            ask("")
+    assert stub.heard == []
+
+
 def test_there_are_no_events_after_the_end(stub: Stub, client: Client) -> None:
     stub.answers["/v1/experiments/e7"] = [as_json(200, {"state": "cancelled"})]
     stub.answers["/v1/experiments/e7/events"] = [as_events()]

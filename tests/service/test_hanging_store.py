@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,11 +15,14 @@ from anyio import to_thread
 from helpers.played import play
 from helpers.waiting import PATIENCE, wait_until
 
+from eigensweep.analyses.messages import ChildOutcome
 from eigensweep.service import store_probe
 from eigensweep.service.api.routes import health, metrics
 from eigensweep.service.process.serve import THREADS
+from eigensweep.service.queue import jobs
 from eigensweep.service.queue.deletions import DeletionHandler
-from eigensweep.service.queue.jobs import JobRunner
+from eigensweep.service.queue.jobs import JobRunner, NotDoneError, ReadingHandler
+from eigensweep.service.queue.retention import PruningHandler, RetentionRule
 from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.store_probe import StoreProbe
 from eigensweep.store.checkpoints import Store
@@ -72,6 +76,35 @@ def test_a_deletion_says_that_the_store_hangs(client, record, settings, folder, 
     JobRunner(Jobs(record.url), [handler]).tick(handler)
     (notice,) = client.get(f"/v1/experiments/{id}").json()["notices"]
     assert "not deleted yet: the store has not answered since" in notice["words"]
+
+
+def test_a_prune_says_that_the_store_hangs(client, record, settings, folder):
+    ledger = play(client, record, Path(settings.storage_folder))
+    ledger.end("completed")
+    ledger.set_tracked()
+    schedule, store = RetentionRule(None, 30, 1), Store(settings.storage_folder)
+    handler = PruningHandler(record, store, schedule, threading.Lock(), _due_at=float("inf"))
+    record.prune(ledger.experiment_id, "none")
+    folder.hangs()
+    JobRunner(Jobs(record.url), [handler]).tick(handler)
+    (notice,) = client.get(f"/v1/experiments/{ledger.experiment_id}").json()["notices"]
+    assert "not pruned yet: the store has not answered since" in notice["words"]
+
+
+def test_a_child_held_up_by_the_store_is_tried_again(tmp_path, folder, monkeypatch):
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(jobs, "LONGEST_SECONDS", 0.2)
+    children = ReadingHandler(str(tmp_path)).children
+    folder.hangs()
+    with pytest.raises(NotDoneError, match="the store has not answered since"):
+        children.make(tmp_path, ChildOutcome(), ChildOutcome)
+    folder.goes_on()
+    wait_until(lambda: children.store.find_problem() is None)
+    made = children.make(tmp_path, ChildOutcome(), ChildOutcome)
+    assert made.error == "it took longer than 0 hours"
 
 
 def test_who_reads_there_is_refused_and_all_others_are_answered(client, record, settings, folder):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 from helpers.waiting import wait_until
 
 from eigensweep.service import settings
+from eigensweep.service.process import mlflow_server
 from eigensweep.service.process.mlflow_server import MlflowServer
 from eigensweep.service.settings import Mlflow
 
@@ -26,11 +29,39 @@ def test_what_it_said_at_its_end_is_told_where_it_is_silent(tmp_path: Path) -> N
     try:
 
         def explain() -> str:
-            server.restart_if_ended()
+            server.watch(reached.find_problem)
             return server.explain_end()
 
         wait_until(explain, server.log.read_text)
         assert "file is not a database" in reached.find_problem()
+    finally:
+        server.stop()
+
+
+def test_one_that_hangs_is_started_again_once_it_had_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(mlflow_server, "LOOK_SECONDS", 0.0)
+    server = MlflowServer(tmp_path / "mlflow", 5000)
+    server.start()
+    first = server._process
+    try:
+        for problem in (*20 * ["starts"], None, *9 * ["no answer"], None, *9 * ["no answer"]):
+            server.watch(lambda problem=problem: problem)
+        assert server._process is first
+        assert first.poll() is None
+
+        def is_another() -> bool:
+            server.watch(lambda: "no answer")
+            return server._process is not first
+
+        wait_until(is_another)
+        assert first.returncode == -signal.SIGKILL
+        assert server._process.poll() is None
     finally:
         server.stop()
 

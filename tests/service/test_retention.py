@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from markupsafe import escape
 from orders import make_order
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
@@ -168,19 +169,24 @@ class TestRules:
 
 
 class TestDeaths:
-    def test_it_waits_for_a_store_that_is_not_mounted(self, record, storage, id, make):
+    def test_it_waits_for_a_store_that_is_not_mounted(self, client, record, storage, id, make):
         mounted = storage.rename(storage.with_name("mounted"))
         storage.mkdir()
         record.prune(id, "none")
         pruner = make()
         pruner.tick()
         assert find_rule(record, id) == "none"
-        assert "storage is empty" in Jobs(record.url).find("pruning", id).error
+        (notice,) = client.get(f"/v1/experiments/{id}").json()["notices"]
+        assert notice["kind"] == "pruning"
+        assert notice["words"].startswith("not pruned yet: ")
+        assert "storage is empty" in notice["words"]
+        assert str(escape(notice["words"])) in client.get(f"/experiments/{id}").text
         storage.rmdir()
         mounted.rename(storage)
         pruner.runner.clock = lambda: 1e12
         pruner.tick()
         assert (find_rule(record, id), files(storage, id, 0)) == (None, [])
+        assert record.row(id).notices is None
 
     def test_a_service_that_dies_half_way_has_the_next_one_go_on(
         self, record, storage, id, make, monkeypatch
@@ -386,10 +392,10 @@ class TestRoute:
     def test_a_user_prunes_what_is_the_users_own(self, of, record, id):
         anna, bob, boss = of("anna"), of("bob"), of("boss", "admin")
         assert bob.post("/v1/storage/prune", json={"keep": "last"}).json()["items"] == []
-        body = {"keep": "last", "experiments": [id, "nothing"], "dry_run": False}
+        body = {"keep": "last", "experiments": [id, "n" * 33], "dry_run": False}
         first, second = bob.post("/v1/storage/prune", json=body).json()["items"]
         assert "belongs to user 'anna'" in first["problem"]
-        assert "no experiment 'nothing'" in second["problem"]
+        assert f"no experiment '{'n' * 33}'" in second["problem"]
         assert record.row(id).kept is None
         for client in (anna, boss):
             (item,) = client.post("/v1/storage/prune", json={"keep": "last"}).json()["items"]

@@ -299,7 +299,8 @@ def test_several_are_acted_on_at_once_whatever_is_refused(
     queued, running, over = (record.add(parsed)[0].id for _ in range(3))
     bring(record, running, *ROUTES["running"])
     bring(record, over, *ROUTES["completed"])
-    body = {"action": "pause", "ids": [queued, running, over, "nobody", queued]}
+    unknown = ("nobody", "n" * 33, "")
+    body = {"action": "pause", "ids": [queued, running, over, *unknown, queued]}
     answer = client.post("/v1/experiments/bulk", json=body)
     assert answer.status_code == 200
     items = {item["id"]: item for item in answer.json()["items"]}
@@ -307,8 +308,9 @@ def test_several_are_acted_on_at_once_whatever_is_refused(
         queued: "paused",
         running: "pausing",
         over: "completed",
-        "nobody": None,
+        **dict.fromkeys(unknown),
     }
+    assert all(f"no experiment '{id}'" in items[id]["problem"] for id in unknown)
     assert [id for id, item in items.items() if item["problem"] is None] == [queued, running]
     assert "is completed" in items[over]["problem"]
     assert client.post("/v1/experiments/bulk", json={**body, "ids": []}).status_code == 422

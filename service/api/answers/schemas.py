@@ -304,7 +304,7 @@ class ExperimentSummary(AnswerModel):
     error: str | None = Field(description="Why it failed; in a list the last line of that")
     notices: list[NoticeNow] = Field(
         description="Why its progress is slow now, such as a nearly full disk or a cordoned node,"
-        " or why it is not deleted yet; mostly empty"
+        " or why it is not deleted or pruned yet; mostly empty"
     )
     cancel_requested: bool = Field(description="Whether its state is `cancelling`")
     delivered: bool = Field(

@@ -388,9 +388,7 @@ class BulkRequest(schemas.Asked):
     """One action, and the experiments that it is for."""
 
     action: BulkAction
-    ids: list[Annotated[str, Field(min_length=1, max_length=32)]] = Field(
-        min_length=1, max_length=200, examples=[["1m7xnz0qe2nqc"]]
-    )
+    ids: list[str] = Field(min_length=1, max_length=200, examples=[["1m7xnz0qe2nqc"]])
     confirm: bool = Field(False, strict=True, description="Has to be true for `delete`")
 
 

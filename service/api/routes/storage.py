@@ -108,10 +108,9 @@ class PruneRequest(Asked):
         " checkpoint if there are none; completed trials cannot continue with a "
         "longer budget. `none`: only curves and results; a retry starts from step 0"
     )
-    experiments: (
-        Annotated[list[Annotated[str, Field(min_length=1, max_length=32)]], Field(max_length=200)]
-        | None
-    ) = Field(None, description="Ids; null: all that are over, and yours unless you are an admin")
+    experiments: Annotated[list[str], Field(max_length=200)] | None = Field(
+        None, description="Ids; null: all that are over, and yours unless you are an admin"
+    )
     older_than_days: float | None = Field(
         None,
         strict=True,

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from eigensweep.protocol.states import ENDED, OPEN_TRIALS
 from eigensweep.service.record.changes.control import Control, lock
 from eigensweep.service.record.errors import ConflictError, WrongStateError
-from eigensweep.service.record.journal import emit
+from eigensweep.service.record.journal import emit, record_notices
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.rows import RowSession
 from eigensweep.service.record.sql.tables import ExperimentRow, JobRow, TrialRow
@@ -152,3 +152,4 @@ class Retention(Control):
             done = JobRow.kind == "pruning", JobRow.key == id
             rows.execute(delete(JobRow).where(*done))
             experiment.pruned_at = time.time()
+            record_notices(rows, experiment, [])
