@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
-from helpers import ray_mark
+from helpers import ray_mark, rewriting
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of tiny networks only get in the way
 
@@ -46,6 +46,12 @@ def check_lines(filename: str | None = None, check: Any = linecache.checkcache) 
 
 
 linecache.checkcache = check_lines
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    """Compile the tests before several processes load them."""
+    rewriting.compile_tests(Path(__file__).parent, config)
 
 
 def pytest_collection_finish() -> None:
