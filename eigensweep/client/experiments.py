@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -33,6 +34,8 @@ CURVE = ("trial", "arm", "seed", "step", "metric", "value")
 """Columns of a frame of curves."""
 MOST_POINTS = 1000
 """Points of a curve in a figure; of a longer one, evenly spread ones are drawn."""
+MOST_ROWS = 5000
+"""Points of a curve in a frame: as many as the API gives."""
 FEWEST_SEEDS = 3
 """Seeds of which a band is drawn: the interval of two would hide all else."""
 
@@ -103,7 +106,8 @@ class Experiment(Remote):
 
         Its columns are trial, arm, seed, step, metric and value. `trials` are numbers of trials,
         by default the best of each arm; `metric` is one that training logged, such as
-        `valid/cross_entropy`, by default all.
+        `valid/cross_entropy`, by default all. Of a curve of more than 5,000 points it has evenly
+        spread ones, the first and the last among them, and warns of that.
 
         Raises:
             InputError: if these trials have no curve of this metric; the message lists what is.
@@ -111,21 +115,26 @@ class Experiment(Remote):
         import pandas as pd
 
         arms = [] if trials else self.connection.get(f"{self.path}/arms")["items"]
-        frames, known = [pd.DataFrame(columns=CURVE)], dict[str, None]()
+        frames, known, longest = [pd.DataFrame(columns=CURVE)], dict[str, None](), 0
         for number in trials or [arm["best"] for arm in arms if arm["best"] is not None]:
             trial = self.trial(number)
-            found = self.connection.get(f"{trial['links']['self']}/curves", points=5 * MOST_POINTS)
+            found = self.connection.get(f"{trial['links']['self']}/curves", points=MOST_ROWS)
             for curve in found["items"]:
                 known[curve["metric"]] = None
                 if metric not in (None, curve["metric"]):
                     continue
                 steps, values = curve["steps"], pd.array(curve["values"], dtype="float64")
                 frame = pd.DataFrame({"step": steps, "value": values})
+                whole = curve.get("points", 0)  # services before 0.4 do not say it
+                longest = max(longest, whole if whole > len(steps) else 0)
                 about = {"trial": number, "arm": trial["arm"], "seed": curve["seed"]}
                 frames.append(frame.assign(**about, metric=curve["metric"])[list(CURVE)])
         if metric is not None and metric not in known:
             words = f"there are {', '.join(known)}" if known else "there is no curve yet"
             raise InputError(f"no curve of these trials is called '{metric}'; {words}")
+        if longest:
+            words = f"a curve has {longest} points; of each, {MOST_ROWS} at most are here"
+            warnings.warn(f"{words}, evenly spread", stacklevel=2)
         return pd.concat(frames[1:] or frames, ignore_index=True)
 
     def plot(self, metric: str | None = None, *, log: bool | None = None) -> Figure:

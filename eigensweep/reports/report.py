@@ -60,6 +60,7 @@ from eigensweep.search_spaces.shipped.reproductions import (
 )
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import Strict
+from eigensweep.store.commits.curves import thin
 
 MOST_POINTS = 400
 """Most points of a line in a report; of a longer curve, evenly spread ones are kept."""
@@ -604,7 +605,8 @@ def _draw(
         chosen = measured.arms[arm]
         curves = measured.curves(arm, name)
         kept = {seed: each for seed, each in curves.items() if seed not in chosen.diverged}
-        points = _thin(mean_curve(kept))
+        finite = [point for point in mean_curve(kept) if all(map(isfinite, point))]
+        points = thin(finite, MOST_POINTS)
         if chosen.diverged:
             seeds = ", ".join(map(str, sorted(chosen.diverged)))
             unseen.append(f"{arm}'s seeds that diverged are not drawn: {seeds}.")
@@ -661,16 +663,6 @@ def _paper_points(
     reached = [point for point in points if point.step <= max(steps, default=0)]
     words = "Points of the paper after the last step are not drawn."
     return reached, None if len(reached) == len(points) else words
-
-
-def _thin(
-    points: list[tuple[int, float, float, float]],
-) -> list[tuple[int, float, float, float]]:
-    finite = [point for point in points if all(map(isfinite, point))]
-    if len(finite) <= MOST_POINTS:
-        return finite
-    stride = (len(finite) - 1) / (MOST_POINTS - 1)
-    return [finite[round(place * stride)] for place in range(MOST_POINTS)]
 
 
 def _describe_missing(label: str, spec: ExperimentSpec) -> MeasuredExperiment:

@@ -13,8 +13,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, partial
-from types import SimpleNamespace
-from typing import Any, ClassVar, Final, Self, cast, get_args
+from typing import Any, ClassVar, Final, Self, get_args
 
 from pydantic import TypeAdapter
 from sqlalchemy import select, update
@@ -124,14 +123,13 @@ class Jobs(database.AtDatabase):
         query = query.order_by(JobRow.created_at.desc(), JobRow.key.desc())
         found = database.look(self.url, lambda connection: connection.execute(query).all())
         names = [each.name for each in columns]
-        jobs = [
-            SimpleNamespace(
+        return [
+            JobRow(
                 **dict(zip(names, row, strict=False)),
                 request=dict(zip(parts, row[len(names) :], strict=True)),
             )
             for row in found
         ]
-        return cast("Sequence[JobRow]", jobs)
 
     def list_due(self, kind: JobKind, now: float) -> Sequence[JobRow]:
         """Return the jobs of a kind that are due, the longest due first."""

@@ -13,7 +13,7 @@ from helpers.played import seed_result
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
-from eigensweep.client import Client, Experiment, InputError, RefusedError
+from eigensweep.client import Client, Experiment, InputError, RefusedError, experiments
 from eigensweep.client.answers.trial_table import TrialTable
 from eigensweep.command import cli, frame
 from eigensweep.results.seeds import summarise
@@ -92,6 +92,16 @@ class TestCurves:
         assert set(of_one["arm"]) == {"scornn"}
         ends = of_one[of_one["step"] == 90]
         assert list(zip(ends["seed"], ends["value"], strict=True)) == [(0, 0.1), (1, 0.1), (2, 0.1)]
+
+    def test_a_curve_that_was_thinned_warns(self, experiment, settings, monkeypatch):
+        monkeypatch.setattr(experiments, "MOST_ROWS", 2)
+        assert len(experiment.curves(0)) == 2 * 2 * 3
+        store, key = Store(settings.storage_folder), f"{trial_key(experiment.id, 0)}/0"
+        store.begin(key, 1)
+        store.commit(key, 1, 100, {}, [CurvePoint(100, {LOSS: 0.1}, 0)])
+        with pytest.warns(UserWarning, match="a curve has 3 points; of each, 2 at most are here"):
+            frame = experiment.curves(0, metric=LOSS)
+        assert list(frame[frame["seed"] == 0]["step"]) == [0, 100]
 
     def test_an_unknown_metric_is_refused_with_those_that_exist(self, experiment):
         with pytest.raises(InputError, match=f"'valid/loss'; there are .*{LOSS}"):

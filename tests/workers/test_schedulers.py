@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from file_ledger import FileLedger
 from orders import make_order
@@ -15,7 +17,8 @@ from eigensweep.search_spaces.checks.search_words import find_brackets
 from eigensweep.search_spaces.sections import SchedulerConfig
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.experiment import ExperimentDriver
-from eigensweep.workers.driver.tune.schedulers import Past, make_scheduler
+from eigensweep.workers.driver.tune import schedulers
+from eigensweep.workers.driver.tune.schedulers import Median, Past, make_scheduler
 
 
 class Trial:
@@ -83,6 +86,53 @@ def test_the_last_report_of_a_stopped_trial_counts_once():
     assert rule.on_trial_result(CONTROLLER, stopped, result) == "STOP"
     rule.on_trial_complete(CONTROLLER, stopped, result)
     assert rule._reports[0] == {10: -0.9}
+
+
+def test_median_averages_each_report_once(monkeypatch):
+    counted = []
+    monkeypatch.setattr(schedulers.np, "mean", lambda v, mean=np.mean: counted.append(v) or mean(v))
+    rule = build("median", [])
+    for number in range(50):
+        for step in (10, 20, 30):
+            told = {"step": step, "objective": float(number)}
+            rule.on_trial_result(CONTROLLER, trial("t", number=number), told)
+    assert len(counted) == 50 * 3
+
+
+@pytest.mark.parametrize("good_enough", [None, 0.3])
+def test_median_decides_as_its_definition_says(good_enough):
+    draw = np.random.default_rng(1)
+    rule = Median([], "higher", good_enough, first=10, min_samples=3)
+    reports, decided = defaultdict[int, dict[int, float]](dict), []
+
+    def find(number: int, step: int, value: float) -> bool:
+        others = [
+            [v for at, v in seen.items() if 10 <= at <= step]
+            for other, seen in reports.items()
+            if other != number and max(seen) >= step
+        ]
+        means = [np.mean(values) for values in others if values]
+        good = [
+            at for s in reports.values() for at, v in s.items() if v > (good_enough or -math.inf)
+        ]
+        if step < 10 or len(means) < 3 or min(good) > step:
+            return False
+        return max([value, *reports[number].values()]) < np.median(means)
+
+    for _ in range(3000):
+        number = int(draw.integers(40))
+        if draw.random() < 0.02:
+            rule.on_trial_error(CONTROLLER, trial("lost", number=number))
+            reports.pop(number, None)
+            continue
+        step = max(reports[number], default=0) + int(draw.choice([3, 5, 10]))
+        value = float(draw.normal(0.01 * number - 0.5))
+        told = {"step": step, "objective": value}
+        expected = "STOP" if find(number, step, value) else "CONTINUE"
+        decided.append(expected)
+        reports[number][step] = value
+        assert rule.on_trial_result(CONTROLLER, trial("t", number=number), told) == expected
+    assert {"STOP", "CONTINUE"} == set(decided)
 
 
 def test_a_trial_that_goes_on_is_not_judged_twice_at_a_rung():

@@ -138,6 +138,7 @@ class SeedCurve(AnswerModel):
 
     seed: int
     metric: str
+    points: int = Field(description="Points that the whole curve has")
     steps: list[int]
     values: list[float]
 
@@ -269,7 +270,8 @@ def get_trial_curves(
                 columns.setdefault(name, []).append((point.step, value))
         for name, whole in sorted(columns.items()):
             steps, values = map(list, zip(*thin(whole, points), strict=True))
-            curves.append(SeedCurve(seed=seed, metric=name, steps=steps, values=values))
+            about = {"seed": seed, "metric": name, "points": len(whole)}
+            curves.append(SeedCurve(**about, steps=steps, values=values))
     return TrialCurves(items=curves)
 
 

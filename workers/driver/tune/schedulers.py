@@ -149,34 +149,46 @@ class Median(Rule):
         self._first, self._min_samples = first, min_samples
         self._reports: defaultdict[int, dict[int, float]] = defaultdict(dict)
         """Values of trials by their numbers and steps."""
+        self._means: dict[int, dict[int, float]] = {}
+        """Running means of all that have come to a step, by that step and their numbers."""
+        self._good: dict[int, int] = {}
+        """The first steps at which trials were better than good enough, by their numbers."""
         super().__init__(past, better, good_enough)
 
     def _is_worse(self, number: int, step: int, value: float) -> bool:
         if step < self._first:
             return False
-        seen = [
-            [each for at, each in reports.items() if self._first <= at <= step]
-            for other, reports in self._reports.items()
-            if other != number and max(reports) >= step
-        ]
-        means = [np.mean(values) for values in seen if values]
+        if step not in self._means:
+            self._means[step] = {}
+            for other in self._reports:
+                self._average(other, step)
+        means = [mean for other, mean in self._means[step].items() if other != number]
         if len(means) < self._min_samples:
             return False
         best = max([value, *self._reports.get(number, {}).values()])
-        return bool(best < np.median(means)) and self._is_any_good(step)
+        is_any_good = any(at <= step for at in self._good.values())
+        return bool(best < np.median(means)) and is_any_good
 
-    def _is_any_good(self, step: int) -> bool:
-        """Return whether any trial was better than good enough at or before a step."""
-        reports = self._reports.values()
-        return any(
-            v > self._good_enough for seen in reports for at, v in seen.items() if at <= step
-        )
+    def _average(self, number: int, step: int) -> None:
+        """Note the mean of a trial's values up to a step, if it has come as far."""
+        reports = self._reports[number]
+        values = [each for at, each in reports.items() if self._first <= at <= step]
+        if values and max(reports) >= step:
+            self._means[step][number] = float(np.mean(values))
 
     def _record(self, number: int, step: int, value: float) -> None:
         self._reports[number][step] = value
+        if value > self._good_enough:
+            self._good[number] = min(step, self._good.get(number, step))
+        for at, means in self._means.items():
+            if at >= step or number not in means:
+                self._average(number, at)
 
     def _forget(self, number: int) -> None:
         self._reports.pop(number, None)
+        self._good.pop(number, None)
+        for means in self._means.values():
+            means.pop(number, None)
 
 
 class Rounds(FIFOScheduler):
