@@ -26,7 +26,6 @@ from eigensweep.training.attempt import Attempt
 from eigensweep.training.lanes.engine.engine import Engine
 from eigensweep.training.lanes.engine.register import EngineError
 
-
 LONG = {"steps": 200, "evaluate_every": 100}
 
 
