@@ -80,7 +80,7 @@ class PruningHandler(Handler):
     def look(self) -> None:
         """Apply the rule and remove unused corpora, every `every_hours`."""
         now, keep = self.clock(), self.schedule.keep
-        if now < self._due_at:
+        if now < self._due_at or self._probe.find_problem() is not None:
             return
         if keep is not None:
             for id in self.record.list_prunable(keep, now - self.schedule.after_days * DAY):

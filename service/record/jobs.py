@@ -178,10 +178,11 @@ class Jobs(database.AtDatabase):
             if due_at is None:
                 now.state, now.finished_at = "failed", time.time()
             if job.kind in ("deletion", "pruning"):
-                what = "deleted" if job.kind == "deletion" else "pruned"
+                is_deletion = job.kind == "deletion"
+                what = "deleted" if is_deletion else "pruned"
                 words = f"not {what} yet: {error.strip().rpartition(chr(10))[2]}"
                 experiment = rows.get_one(ExperimentRow, job.key, lock=True)
-                if experiment.state in (*ENDED, "deleting"):  # else they are its driver's
+                if is_deletion or experiment.state in ENDED:  # else others write its notices
                     record_notices(rows, experiment, [Notice(job.kind, words)])
 
     def finish(self, job: JobRow) -> None:

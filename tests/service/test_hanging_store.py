@@ -83,7 +83,7 @@ def test_a_prune_says_that_the_store_hangs(client, record, settings, folder):
     ledger.end("completed")
     ledger.set_tracked()
     schedule, store = RetentionRule(None, 30, 1), Store(settings.storage_folder)
-    handler = PruningHandler(record, store, schedule, threading.Lock(), _due_at=float("inf"))
+    handler = PruningHandler(record, store, schedule, threading.Lock())
     record.prune(ledger.experiment_id, "none")
     folder.hangs()
     JobRunner(Jobs(record.url), [handler]).tick(handler)

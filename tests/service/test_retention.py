@@ -188,6 +188,13 @@ class TestDeaths:
         assert (find_rule(record, id), files(storage, id, 0)) == (None, [])
         assert record.row(id).notices is None
 
+    def test_what_is_being_deleted_has_the_notices_of_its_deletion(self, record, storage, id, make):
+        record.prune(id, "none")
+        record.delete(id)
+        make().tick()
+        assert Jobs(record.url).find("pruning", id).error == "the experiment is deleting"
+        assert record.row(id).notices is None
+
     def test_a_service_that_dies_half_way_has_the_next_one_go_on(
         self, record, storage, id, make, monkeypatch
     ):
