@@ -11,9 +11,10 @@ from typing import Literal
 from eigensweep.protocol.ledger import SupersededError
 from eigensweep.store.places.durable_files import DISK_ERRORS, StoreAwayError
 
-Cause = Literal["failure", "memory", "store", "unseen", "superseded"]
-"""What ended a process: what it did (`failure`), a machine without memory, a store that was away or
-a disk that was full or broken (`store`), something that nobody saw, or a successor's arrival."""
+Cause = Literal["failure", "memory", "ray", "store", "unseen", "superseded"]
+"""What ended a process: what it did (`failure`), a machine without memory, a Ray that it could not
+connect to, a store that was away or a disk that was full or broken (`store`), something that nobody
+saw, or a successor's arrival."""
 
 LONGEST_SUMMARY = 400
 """Characters of the line in which Ray says how much memory was taken."""

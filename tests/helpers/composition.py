@@ -252,6 +252,10 @@ class Composition:
 
     def start_again(self, name: str) -> None:
         """Start a service that was stopped, and wait until it is healthy."""
+        # Ray would give new sockets other names than those of the node of a driver, which may take
+        # the head for its own: here it sees the processes of all services.
+        for stale in self.folder.glob(f"ray/{name}/ray/session_*/sockets/*"):
+            stale.unlink()
         with self.turn:
             self.spawn(name)
             self.kept.add(name)

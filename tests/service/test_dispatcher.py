@@ -232,6 +232,7 @@ class TestDispatcher:
         "death",
         [
             Death("the node is low on memory", "memory"),
+            Death("no Ray answers at head:6379", "ray"),
             Death("cannot list s3://lab/x: connection refused", "store"),
             Death("nobody saw how its process ended", "unseen"),
         ],

@@ -120,6 +120,19 @@ def test_it_says_why_it_ended(launch, does, state, words):
     assert (driver.death.cause, words in driver.death.words) == (does, True)
 
 
+@pytest.mark.parametrize(
+    ("experiment", "words"),
+    [
+        ("unconnected", "ConnectionError: no Ray answers at address"),
+        ("ended", "it ended before it was connected to Ray"),
+    ],
+)
+def test_one_that_ray_does_not_connect_has_not_failed(launch, experiment, words):
+    driver = launch(experiment)
+    assert wait_for(driver) == "died"
+    assert (driver.death.cause, words in driver.death.words) == ("ray", True)
+
+
 def test_one_that_cannot_read_what_it_is_told_says_so(launch):
     driver = launch(ledger=Unreadable())
     assert wait_for(driver) == "died"

@@ -85,7 +85,7 @@ class DriverProcess:
         """
         if self._over is None and self.is_orphan and self._has_ended():
             self.finish("died", Death(UNSEEN, "unseen"))
-        if self._over == "died" and self.death and self.death.cause in ("failure", "unseen"):
+        if self._over == "died" and self.death and self.death.cause in ("failure", "ray", "unseen"):
             was_well = self.was_well(self.ended_at)
             if not was_well:
                 return "running" if was_well is None else "lost"

@@ -8,7 +8,9 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Final
 
 from ray._raylet import setproctitle  # type: ignore[attr-defined]
 
@@ -22,12 +24,15 @@ from eigensweep.workers.driver.process.ray_job import connect
 
 logger = logging.getLogger(__name__)
 
+UNCONNECTED: Final = Death("it ended before it was connected to Ray; its log may say why", "ray")
 
-def drive(content: bytes) -> Death | None:
+
+def drive(content: bytes, tell: Callable[[Death | None], None]) -> Death | None:
     """Drive an experiment to its end; return what ended the driver early, None: nothing.
 
     `content` is a pickled `DriverOrder`. Nothing is recorded of a death: the service hears of it,
-    and starts another driver.
+    and starts another driver. `tell` is told before what an end without a word would mean, for Ray
+    ends a process that it cannot connect at once.
     """
     try:
         order: DriverOrder = pickle.loads(content)
@@ -37,8 +42,12 @@ def drive(content: bytes) -> Death | None:
     setproctitle(f"{TITLE} {order.experiment}")
     logs.name_process(order.experiment)
     begin_driver(order.options)
+    tell(UNCONNECTED)
+    is_connected = False
     try:
         connect(order.experiment, address=order.address)
+        is_connected = True
+        tell(None)
         run_traced(order)
     except BaseException as error:
         death = explain(error)
@@ -46,7 +55,7 @@ def drive(content: bytes) -> Death | None:
             logger.info("driver ends experiment=%s %s", order.experiment, death)
         else:
             logger.exception("driver died experiment=%s", order.experiment)
-        return death
+        return death if is_connected else replace(death, cause="ray")
     return None
 
 

@@ -101,10 +101,11 @@ class Zygote:
             write_to(request.log)
             from eigensweep.workers.driver.process.drive import drive
 
-            death = drive(request.order)
-            if death is not None:
-                told = {"words": death.words[-LONGEST_WORDS:], "cause": death.cause}
-                os.write(words, json.dumps(told).encode())
+            def tell(death: Death | None) -> None:
+                told = death and {"words": death.words[-LONGEST_WORDS:], "cause": death.cause}
+                os.write(words, f"{json.dumps(told)}\n".encode())
+
+            tell(death := drive(request.order, tell))
             status = 0 if death is None or death.cause == "superseded" else 1
         except BaseException:
             logger.exception("driver died")
@@ -118,8 +119,8 @@ class Zygote:
         assert seen is not None
         death = None
         with suppress(BlockingIOError), open(reading, "rb") as words:
-            if told := words.read():
-                death = Death(**json.loads(told))
+            for line in words:  # the last one counts
+                death = (told := json.loads(line)) and Death(**told)
         os.close(end)
         status = seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
         self._tell("ended", number, status, death)
