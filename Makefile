@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: help setup run serve test test-without-ray test-with-ray test-slow lint fmt bench gpu gpu-service
+.PHONY: help setup run serve test test-quick test-slow lint fmt bench gpu gpu-service
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -36,22 +36,19 @@ run: setup  ## run a small experiment, from POST to ranked trials
 serve: setup  ## run the service until Ctrl-C
 	@$(BIN)/eigensweep serve
 
-# Tests that start Ray mostly wait. So they run one after another beside all others, which have the
-# lower priority and take what is left of the machine.
-# Many of the others wait, too: for servers, browsers and other processes. So one more than processors.
-AT_ONCE := $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 1)))
+# Many tests wait: for servers, browsers and other processes. So two more processes than processors.
+# One of them begins with the tests that start Ray; tests/helpers/handing_out.py says what comes next.
+AT_ONCE := $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 2)))
 QUICK := not slow and not gpu
 TIDY := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
 test: setup  ## lint, and run the tests that need no GPU and are not slow
 	@echo 'Two things run side by side; what each of them says comes at its end, after some minutes'
-	@$(MAKE) --no-print-directory --jobs 2 $(TIDY) test-without-ray lint test-with-ray
+	@$(MAKE) --no-print-directory --jobs 2 $(TIDY) test-quick lint
 
-test-without-ray: setup
-	OMP_NUM_THREADS=1 nice -n 5 $(BIN)/pytest -m "not ray and $(QUICK)" -n $(AT_ONCE) --maxprocesses 4 --dist loadfile
-
-test-with-ray: setup
-	OMP_NUM_THREADS=1 RAY_worker_niceness=0 $(BIN)/pytest -m "ray and $(QUICK)" tests
+test-quick: setup
+	OMP_NUM_THREADS=1 RAY_worker_niceness=0 $(BIN)/pytest -m "$(QUICK)" \
+	  -n $(AT_ONCE) --maxprocesses 5 --dist loadfile --no-loadscope-reorder
 
 test-slow: setup  ## run the other tests: whole systems, kills, learning
 	$(BIN)/pytest -m "slow or gpu"

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
-from helpers import ray_mark
+from helpers import handing_out, ray_mark
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of tiny networks only get in the way
 
@@ -59,6 +59,7 @@ def pytest_collection_finish() -> None:
 
     gc.collect()
     gc.freeze()
+    ray_mark.begin()
 
 
 @pytest.fixture(scope="session")
@@ -325,17 +326,16 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave files alone in which no test can be chosen; None leaves the question to others."""
-    if collection_path.suffix != ".py":
-        return None
-    return None if ray_mark.are_wanted(config.getoption("markexpr"), collection_path) else True
-
-
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         ray_mark.put(item)
+    items.sort(key=handing_out.rank)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> handing_out.RayTogether | None:
+    return handing_out.RayTogether(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures are made

@@ -1,7 +1,8 @@
 """Holds tests to the mark `ray`: without it, none may start Ray or a service.
 
-`make test` runs the marked tests one after another, beside all others. Unmarked, a test that starts
-Ray would run several at a time, and each takes as many processes as the machine has processors.
+`make test` runs the marked tests one after another, in one process beside all others. Unmarked, a
+test that starts Ray would run beside others that do, and each takes as many processes as the
+machine has processors. What Ray leaves in the environment is taken back after the last marked test.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -21,6 +23,7 @@ COMMANDS = {("ray", "start"), ("eigensweep", "serve")}
 
 _popen = subprocess.Popen.__init__
 _is_marked = True
+_environment = mock.patch.dict(os.environ)
 
 
 def starts_ray(command: Any) -> bool:
@@ -48,21 +51,36 @@ def put(item: pytest.Item) -> None:
         item.add_marker("ray")
 
 
-def hold(item: pytest.Item) -> None:
-    """From here on, a test is under way: refuse Ray to it, unless it is marked."""
-    global _is_marked
-    _is_marked = item.get_closest_marker("ray") is not None
-
-
-def are_wanted(expression: str, file: Path) -> bool:
-    """Return whether a file may have tests that an expression of marks chooses.
-
-    Where only tests that start Ray are, files without such a test need not be loaded.
-    """
-    if not expression.startswith("ray") or file.parent.name == "system":
+def has_marked(file: Path) -> bool:
+    """Return whether a file has tests that start Ray, by its folder and its text."""
+    if file.parent.name == "system":
         return True
     text = file.read_text()
     return "mark.ray" in text or "Cluster.start(" in text
+
+
+def begin() -> None:
+    """Keep the environment as it is before the first test."""
+    _environment.start()
+
+
+def hold(item: pytest.Item) -> None:
+    """From here on, a test is under way: refuse Ray to it, unless it is marked."""
+    global _is_marked
+    was_marked, _is_marked = _is_marked, item.get_closest_marker("ray") is not None
+    if was_marked and not _is_marked:
+        _give_way()
+
+
+def _give_way() -> None:
+    """Give this process the environment that it had before Ray was started, and a lower priority.
+
+    Tests that start Ray mostly wait, and are many minutes one after another: what they want of the
+    machine, they get first.
+    """
+    _environment.stop()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        os.nice(5)
 
 
 def _start(self: Any, args: Sequence[Any] | str, *rest: Any, **options: Any) -> None:

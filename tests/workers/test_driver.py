@@ -6,6 +6,7 @@ import os
 import platform
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,9 @@ class Experiment(Launched):
 
     def run_here(self) -> None:
         """Drive it in this process, which has loaded everything; not for the toys' specs."""
+        seconds = sys.getswitchinterval()  # a driver has a process to itself, and sets this
         run_experiment(self.id, self.spec, self.ledger, self.options())
+        sys.setswitchinterval(seconds)
 
     def states(self) -> dict[str, str]:
         return {e.arm: e.state for e in self.ledger.load()}

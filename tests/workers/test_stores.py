@@ -53,7 +53,6 @@ from eigensweep.workers.driver.tune.stopping import StopReason
 KEY = "e1/00003/0"
 
 
-HELPERS = Path(__file__).parents[1] / "helpers"
 SERVERS = {"s3": s3.serve, "gs": gcs.serve}
 
 
@@ -503,61 +502,3 @@ def test_a_driver_stops_trials_through_the_object_store(url, tmp_path, monkeypat
     if is_url(url):
         assert not driver._own_folder().is_relative_to(Path.cwd())
         driver._scratch.cleanup()
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-def test_an_experiment_runs_to_its_end_with_checkpoints_in_s3(tmp_path, monkeypatch):
-    """Real processes: a driver, trials in processes and in lanes, and the store's server."""
-    from experiments import Cluster, Launched
-
-    monkeypatch.setenv("PYTHONPATH", str(HELPERS), prepend=os.pathsep)
-    with s3.serve() as bucket:
-        cluster = Cluster.start(num_cpus=2)
-        try:
-            for name, resources in (("alone", {}), ("lanes", {"lanes": 2})):
-                (folder := tmp_path / name).mkdir()
-                content = spec({"space": {"optimizer.lr": [1e-2, 1e-3]}}, resources=resources)
-                e = Launched(cluster, folder, name, content, storage=f"{bucket}/sweeps").run()
-                store = Store(f"{bucket}/sweeps")
-                assert [t.state for t in e.trials()] == ["completed"] * 2
-                for number in range(2):
-                    key = f"{name}/{number:05d}/0"
-                    assert store.newest(key).step == 20
-                    assert store.points(key)[-1].step == 20
-                assert not (folder / "store").exists()
-        finally:
-            cluster.stop()
-    assert not (Path.cwd() / "lab").exists(), "nothing is written into the working folder"
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-def test_an_outage_ends_no_trial_that_trains_or_starts(tmp_path, monkeypatch):
-    """Real processes: the server ends in mid-sweep, a driver starts, and the server is back."""
-    from experiments import Cluster, Launched
-
-    monkeypatch.setenv("PYTHONPATH", str(HELPERS), prepend=os.pathsep)
-    rates = {"space": {"optimizer.lr": [0.1 / n for n in range(1, 13)]}}
-    content = spec(rates, training={"steps": 200, "evaluate_every": 50})
-    with s3.serve_with_outages() as (bucket, outage):
-        cluster = Cluster.start(num_cpus=2)
-        try:
-            sweeps = [Launched(cluster, tmp_path, id, content, storage=bucket) for id in "ab"]
-            drivers = [sweeps[0].launch()]
-            sweeps[0].until(lambda: any(t.state == "completed" for t in sweeps[0].trials()))
-            with outage():
-                drivers.append(sweeps[1].launch())
-                for e in sweeps:
-                    (notice,) = e.until(
-                        lambda e=e: [n for n in e.ledger.read("notices") if n["kind"] == "store"]
-                    )
-                    assert "has not answered since" in notice["words"]
-                assert [driver.state() for driver in drivers] == ["running"] * 2
-                assert any(not trial.is_over for trial in sweeps[0].trials())
-            for e, driver in zip(sweeps, drivers, strict=True):
-                e.finish(driver)
-                assert [trial.state for trial in e.trials()] == ["completed"] * 12
-                assert [n for n in e.ledger.read("notices") if n["kind"] == "store"] == []
-        finally:
-            cluster.stop()
