@@ -43,7 +43,7 @@ def find_log_factor(effect: float, n: int) -> float:
         grown = wide if x == inf else log1p(x) - log1p(x / (1 + n * variance))
         logs.append(n / 2 * grown - wide / 2)
     most = max(logs)
-    return most + log(fmean(exp(each - most) for each in logs))
+    return most + log(fmean([exp(each - most) for each in logs]))
 
 
 def find_sign_e_value(wins: int, losses: int) -> float:

@@ -20,13 +20,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import TYPE_CHECKING, ClassVar
 
 from eigensweep.common.direction import Better
 from eigensweep.results.ranking import RANKED, Ranked, cost
 from eigensweep.results.sequential import VerdictSoFar, judge
-from eigensweep.results.statistics import SIGNIFICANCE
+from eigensweep.results.statistics import SIGNIFICANCE, find_spread
 from eigensweep.results.trial_result import Result
 
 if TYPE_CHECKING:
@@ -224,14 +224,16 @@ def _play(
 ) -> Round:
     """Return what a round decides of trials that all have `now` seeds."""
     shared = range(first_seed + (counted if now > counted else 0), first_seed + now)
-    means = {n: fmean(each[seed] for seed in shared) for n, each in values.items()}
+    means = {n: fmean([each[seed] for seed in shared]) for n, each in values.items()}
     leader, *others = sorted(means, key=lambda number: (cost(means[number], better), number))
     found: dict[VerdictSoFar, list[int]] = {}
     for number in others:
         verdict: VerdictSoFar = "not distinguishable"
         if now > counted + 1:
             behind = [values[leader][seed] - values[number][seed] for seed in shared]
-            verdict = judge(fmean(behind), stdev(behind), len(behind), better, error, within)
+            mean = fmean(behind)
+            spread = find_spread(behind, mean)
+            verdict = judge(mean, spread, len(behind), better, error, within)
         found.setdefault(verdict, []).append(number)
     rivals = found.get("not distinguishable", [])
     return Round(

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import exp, fsum, inf, log, sqrt
+from math import exp, inf, log
 from statistics import fmean
 from typing import ClassVar, Literal
 
@@ -23,6 +23,7 @@ from eigensweep.results.statistics import (
     Difference,
     Domain,
     compare_paired,
+    find_spread,
     make_interval,
 )
 from eigensweep.search_spaces.planning import find_log_factor, find_seeds
@@ -152,8 +153,7 @@ def find_interval(
     mean, n = fmean(values), len(values)
     if n < 2:
         return None
-    sd = sqrt(fsum((value - mean) ** 2 for value in values) / (n - 1))
-    margin = find_margin(sd, n, error)
+    margin = find_margin(find_spread(values, mean), n, error)
     return None if margin is None else make_interval(values, mean, margin, domain)
 
 

@@ -41,6 +41,11 @@ class Trials(MutableMapping[str, Any]):
         own = {key: json.dumps(trial, allow_nan=False) for key, trial in self._parsed.items()}
         return self._texts | own
 
+    def find(self, config_hash: str) -> list[Any]:
+        """Return the trials of a configuration, of trials that were read and not changed since."""
+        named = [key for key, text in self._texts.items() if config_hash in text]
+        return [trial for key in named if (trial := self[key])["config_hash"] == config_hash]
+
     def __getitem__(self, key: str) -> Any:
         if key not in self._parsed:
             self._parsed[key] = json.loads(self._texts[key])
@@ -62,9 +67,10 @@ class Trials(MutableMapping[str, Any]):
 
 
 class FileLedger:
-    """One experiment's record in a JSON file that several processes share. Picklable by its path.
+    """One experiment's record in a file that several processes share. Picklable by its path.
 
-    It also keeps the history of writes, for tests to look at.
+    The first line is JSON, and each other one the number of a trial and its JSON. It also keeps the
+    history of writes, for tests to look at.
     """
 
     def __init__(self, path: Path | str, experiment: str = "e1", generation: int = 1) -> None:
@@ -75,18 +81,20 @@ class FileLedger:
         with open(self.path, "a+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(0)
-            text = file.read()
-            content = json.loads(text) if text else {
-                "generation": 1, "trials": {}, "intent": "run", "end": None, "total": None,
+            first, *lines = file.read().split("\n")
+            content = json.loads(first) if first else {
+                "generation": 1, "intent": "run", "end": None, "total": None,
                 "run": None, "tracked": False, "history": [], "finished_elsewhere": {}, "round": 0,
                 "notices": [],
                 "edition": 0, "closed": False,
             }  # fmt: skip
-            content["trials"] = trials = Trials(content["trials"])
+            content["trials"] = trials = Trials(dict(line.split(" ", 1) for line in lines))
             yield content
             if write:
+                rest = {name: value for name, value in content.items() if name != "trials"}
+                lines = [f"{number} {text}" for number, text in trials.texts().items()]
                 file.truncate(0)
-                file.write(json.dumps(content | {"trials": trials.texts()}, allow_nan=False))
+                file.write("\n".join([json.dumps(rest, allow_nan=False), *lines]))
 
     @contextmanager
     def _change(self) -> Iterator[dict[str, Any]]:
@@ -200,9 +208,11 @@ class FileLedger:
         trial.update(**changed, result=result, error=entry.error, earlier=earlier)
 
     def knows(self, config_hash: str) -> bool:
-        ended = ("completed", "diverged")
-        completed = {each.config_hash for each in self.load() if each.state in ended}
-        return config_hash in completed | self.read("finished_elsewhere").keys()
+        with self._open(write=False) as content:
+            states = {trial["state"] for trial in content["trials"].find(config_hash)}
+            return bool(states & {"completed", "diverged"}) or (
+                config_hash in content["finished_elsewhere"]
+            )
 
     def find_finished(
         self, config_hash: str, seed: int, replicates: int, steps: int
@@ -234,11 +244,12 @@ class FileLedger:
     def _find_completed(
         self, config_hash: str, seed: int, replicates: int | None
     ) -> Iterator[tuple[int, Finished]]:
-        for entry in (each for each in self.load() if not each.lineage):
+        same = map(_read_entry, self.read("trials").find(config_hash))
+        for entry in (each for each in same if not each.lineage):
             seeds = () if entry.result is None else entry.result.by_replicate
             whole = replicates is None and all(each.outcome is not None for each in seeds)
             ended = ("completed", "diverged") if whole else ("completed",)
-            if entry.state in ended and entry.config_hash == config_hash:
+            if entry.state in ended:
                 config = entry.config
                 enough = config["replicates"] >= (replicates or 1)
                 named = entry.result is not None and entry.result.code == config.get("code")

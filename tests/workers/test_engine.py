@@ -26,6 +26,8 @@ from eigensweep.training.attempt import Attempt
 from eigensweep.training.lanes.engine.engine import Engine
 from eigensweep.training.lanes.engine.register import EngineError
 
+LONG = {"steps": 200, "evaluate_every": 100}
+
 
 @pytest.fixture(autouse=True)
 def _toys(monkeypatch):
@@ -264,7 +266,7 @@ class TestCommits:
 
 class TestEnds:
     def test_only_a_cancelled_experiment_loses_its_lanes(self, bench):
-        mine = bench.order(0, training={"steps": 1000, "evaluate_every": 500})
+        mine = bench.order(0, training=LONG)
         other = replace(mine, experiment="e2")
         for order in (mine, other):
             bench.engine.ask(order, 0)
@@ -274,7 +276,7 @@ class TestEnds:
         assert [lane["experiment"] for lane in bench.status()["groups"][0]["occupied"]] == ["e2"]
 
     def test_a_paused_experiment_commits_and_gives_its_lanes_back(self, bench):
-        mine = bench.order(0, training={"steps": 1000, "evaluate_every": 500})
+        mine = bench.order(0, training=LONG)
         other = replace(mine, experiment="e2")
         for order in (mine, other):
             bench.engine.ask(order, 0)
@@ -287,10 +289,10 @@ class TestEnds:
         (group,) = bench.status()["groups"]
         assert [lane["experiment"] for lane in group["occupied"]] == ["e2"]
         mark.unlink()
-        assert bench.until_report(replace(mine, attempt=2)).step == 500
+        assert bench.until_report(replace(mine, attempt=2)).step == 100
 
     def test_a_later_attempt_goes_on_from_the_earlier_one(self, bench):
-        first = bench.order(0, training={"steps": 1000, "evaluate_every": 500})
+        first = bench.order(0, training=LONG)
         bench.engine.ask(first, 0)
         for _ in range(4):
             bench.engine.turn()
@@ -305,13 +307,13 @@ class TestEnds:
             bench.engine.ask(first, 0)
 
     def test_of_several_attempts_in_a_row_the_last_one_trains(self, bench):
-        first = bench.order(0, training={"steps": 1000, "evaluate_every": 500})
+        first = bench.order(0, training=LONG)
         bench.engine.ask(first, 0)
         bench.engine.turn()
         for number in (2, 3, 4):
             bench.engine.ask(replace(first, attempt=number), 0)
         last = bench.until_report(replace(first, attempt=4))
-        assert last.step == 500
+        assert last.step == 100
         assert len(bench.in_lanes()) == 1
 
     def test_an_attempt_with_a_successor_ends_alone(self, bench):
@@ -326,7 +328,7 @@ class TestEnds:
 
     def test_a_trial_that_moves_is_committed_and_dropped(self, tmp_path):
         bench = Bench(tmp_path)
-        order = bench.order(0, training={"steps": 1000, "evaluate_every": 500})
+        order = bench.order(0, training=LONG)
         bench.engine.ask(order, 0)
         bench.engine.turn()
         bench.engine.leave(order, commit=True)
@@ -336,7 +338,7 @@ class TestEnds:
         assert bench.to_the_end(order)[0][-1].outcome == "completed"  # who comes back goes on
 
     def test_a_stopped_engine_has_committed_what_was_in_lanes(self, bench):
-        order = bench.order(0, training={"steps": 1000, "evaluate_every": 500})
+        order = bench.order(0, training=LONG)
         bench.engine.ask(order, 0)
         bench.engine.turn()
         bench.engine.stop()

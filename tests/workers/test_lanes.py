@@ -123,11 +123,11 @@ def test_every_optimizer_works_in_lanes_as_alone(optimizer):
 @pytest.mark.parametrize(
     ("task", "model", "steps"),
     [
-        ("adding", "lstm", 24),
-        ("denoise", "gru", 24),
-        ("variable_copying", "exprnn", 24),
-        ("selective_copying", "mingru", 24),
-        ({"name": "copying", "input_coding": "scalar"}, "scornn", 24),
+        ("adding", "lstm", 12),
+        ("denoise", "gru", 12),
+        ("variable_copying", "exprnn", 12),
+        ("selective_copying", "mingru", 12),
+        ({"name": "copying", "input_coding": "scalar"}, "scornn", 12),
         ({"name": "text", "reset": True}, "lstm", 24),
         ({"name": "text", "reset": True}, "urnn", 24),
         ("ptb_chars", "lstm", 24),

@@ -24,6 +24,7 @@ from eigensweep.training.memory import give_back, private_bytes
 from eigensweep.training.memory_limit import EXIT_CODE, MemoryWatch, read_last_words, watch
 
 MB = 10**6
+SIZES = {"valid_size": 8, "test_size": 8}
 PLUGINS = Path(__file__).parents[1] / "plugins"
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
@@ -43,7 +44,7 @@ print(json.loads(told["report"])["outcome"])
 def train(folder: Path, number: int, megabytes: int, limit: int) -> subprocess.Popen[str]:
     """Start a trial's process, without Ray; each forward pass keeps so many megabytes."""
     config = {
-        "task": {"name": "copying", "delay": 4, "symbols": 2, "batch_size": 4, "valid_size": 8},
+        "task": {"name": "copying", "delay": 4, "symbols": 2, "batch_size": 4, **SIZES},
         "model": {"name": "toy_hoard", "hidden_size": 4, "megabytes": megabytes},
         "training": {"steps": 200, "evaluate_every": 200, "log_every": 5},
     }

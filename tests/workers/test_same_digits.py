@@ -44,7 +44,7 @@ Digits = dict[int, tuple[dict[str, bytes], list[tuple[int, dict[str, float]]]]]
 def content(name: str, replicates: int = 1, task: str = "copying") -> dict[str, Any]:
     length = {"delay": 30} if task == "copying" else {"length": 30}
     return {
-        "task": {"name": task, **length, "batch_size": 20, "test_size": 100},
+        "task": {"name": task, **length, "batch_size": 20, "valid_size": 101, "test_size": 100},
         "model": {"name": name, "hidden_size": 33 + (name in EVEN), **REQUIRED.get(name, {})},
         "optimizer": {"name": "rmsprop", "lr": 0.003},
         "training": {"steps": STEPS, "evaluate_every": HALF, "log_every": 1},

@@ -193,6 +193,20 @@ class TestEveryStore:
             store_markers.read(store, "e1", marker)
 
 
+def test_an_object_is_read_by_one_request(serve, monkeypatch):
+    files, asked = open_files(f"{serve('s3')}/requests"), []
+    files.write("e1/a", b"content")
+    call = s3.S3FileSystem._call_s3
+
+    async def note(library, method, *given, **named):
+        asked.append(method)
+        return await call(library, method, *given, **named)
+
+    monkeypatch.setattr(s3.S3FileSystem, "_call_s3", note)
+    assert files.read("e1/a") == b"content"
+    assert asked == ["get_object"]
+
+
 class TestAFolder:
     """What a folder alone may meet."""
 

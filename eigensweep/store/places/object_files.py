@@ -85,7 +85,8 @@ class ObjectFiles:
         return {name: value for name, value in self.__dict__.items() if name != "_library"}
 
     def read(self, path: str) -> bytes:
-        content: bytes = self._ask("read", path, "cat_file")
+        # With more than one the library of S3 asks for the size first, with a request of its own.
+        content: bytes = self._ask("read", path, "cat_file", max_concurrency=1)
         return content
 
     def open(self, path: str) -> IO[bytes]:
