@@ -45,6 +45,7 @@ GENERATED = runpy.run_path(str(ROOT / "docs/generate.py"))
 ASSIGNMENT = re.compile(r"\w+=.*")
 
 
+@cache
 def read(page: str) -> str:
     return (ROOT / page).read_text(encoding="utf-8")
 
@@ -151,11 +152,17 @@ def commands(page: str) -> Iterator[tuple[str, list[str]]]:
                 yield line, [word for word in words if word != "&"]
 
 
+@cache
+def make_command() -> Any:
+    """Return the program's command, with all commands below it."""
+    return typer.main.get_command(app)
+
+
 def check_eigensweep(words: list[str]) -> None:
     """Refuse a command line that the program would refuse, or that names what does not exist."""
     if words in (["--help"], ["--version"]):
         return
-    command, kind = typer.main.get_command(app), words[0]
+    command, kind = make_command(), words[0]
     while hasattr(command, "commands"):
         assert words[0] in command.commands, f"no command '{words[0]}'"
         command, words = command.commands[words[0]], words[1:]

@@ -34,6 +34,7 @@ def leave_undrawn(patch: pytest.MonkeyPatch) -> None:
             path.touch()
 
     patch.setattr(figures, "save", save)
+    patch.setattr("eigensweep.analyses.__main__.save", save)
 
 
 class Reproducer:

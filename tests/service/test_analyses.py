@@ -296,7 +296,13 @@ class TestQueue:
         again = client.post("/v1/analyses", json=SMALL)
         assert (again.status_code, again.json()["state"]) == (201, "queued")
 
-    def test_one_whose_folder_was_removed_is_carried_out_too(self, client, analyses, runner):
+    def test_one_whose_folder_was_removed_is_carried_out_too(
+        self, client, analyses, runner, tmp_path, monkeypatch
+    ):
+        program = "import pathlib, sys; pathlib.Path(sys.argv[1], 'outcome.json').write_text('{}')"
+        (tmp_path / "ends_at_once.py").write_text(program)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        monkeypatch.setattr(runner.handler.children, "module", "ends_at_once")
         id = client.post("/v1/analyses", json=SMALL).json()["id"]
         shutil.rmtree(analyses.folder / id)
         assert not runner.tick()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import sqlite3
 import stat
 import tarfile
@@ -62,12 +63,12 @@ def store_url() -> Iterator[str]:
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
+def settings(tmp_path: Path, empty_record: Path) -> Settings:
     """A home with a record, and with what MLflow and a browser's user leave there."""
     made = Settings(home=tmp_path / "home")
     (made.home / "mlflow").mkdir(parents=True, mode=0o700)
     made.home.chmod(0o700)
-    migrate(made.database)
+    shutil.copyfile(empty_record, made.home / "eigensweep.db")
     with closing(sqlite3.connect(made.home / "mlflow" / "mlflow.db")) as mlflow:
         mlflow.execute("CREATE TABLE points (step INTEGER)")
     (made.home / "mlflow" / "token").write_text("the secret of MLflow")

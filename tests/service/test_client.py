@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ssl import CERT_REQUIRED, SSLContext
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -256,6 +257,25 @@ def test_a_malformed_address_is_refused_with_words(url: str) -> None:
         Client(url)
     with pytest.raises(InputError, match="EIGENSWEEP_TOKEN"):
         Client("http://localhost:1", token="schlüssel")
+
+
+@pytest.mark.parametrize(
+    ("url", "times"),
+    [("http://127.0.0.1:9", 0), ("https://127.0.0.1:9", 1), ("HTTPS://127.0.0.1:9", 1)],
+)
+def test_certificates_are_loaded_for_https_only(
+    monkeypatch: pytest.MonkeyPatch, url: str, times: int
+) -> None:
+    loaded, load = list[Any](), SSLContext.load_verify_locations
+
+    def note(context: SSLContext, *given: Any, **named: Any) -> None:
+        loaded.append(context)
+        load(context, *given, **named)
+
+    monkeypatch.setattr(SSLContext, "load_verify_locations", note)
+    Client(url).close()
+    assert len(loaded) == times
+    assert all(context.verify_mode is CERT_REQUIRED for context in loaded)
 
 
 def test_numbers_in_a_spec_file_are_numbers(tmp_path: Any) -> None:

@@ -162,9 +162,8 @@ class TestRecordLedger:
             assert [e.id for e in events] == sorted(e.id for e in events)
 
     def test_a_locked_database_is_waited_for(self, record, spec, monkeypatch, caplog):
+        monkeypatch.setattr(database, "BUSY_SECONDS", 0)  # before there is an engine
         ledger = dataclasses.replace(post_and_claim(record, spec()), patience=PATIENCE)
-        monkeypatch.setattr(database, "BUSY_SECONDS", 0)
-        database.engine.cache_clear()
         path = record.url.removeprefix("sqlite:///")
         other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         other.execute("BEGIN IMMEDIATE")

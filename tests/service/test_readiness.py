@@ -106,10 +106,12 @@ class TestALookThatHangs:
             return health.Check(ready=True, detail="")
 
         monkeypatch.setitem(health.CHECKS, "disk", hang)
-        yield begun
+        yield begun, go_on
         go_on.set()
 
     def test_keeps_one_thread_however_many_ask(self, client, hanging):
+        begun, go_on = hanging
+
         async def limit() -> None:
             to_thread.current_default_thread_limiter().total_tokens = THREADS
 
@@ -117,8 +119,9 @@ class TestALookThatHangs:
         with ThreadPoolExecutor(8) as threads:
             for _ in range(8):
                 threads.submit(client.get, "/readyz")
-            wait_until(hanging.is_set)
+            wait_until(begun.is_set)
             assert client.get("/v1/experiments").status_code == 200
+            go_on.set()
 
     def test_is_not_waited_for_without_end(self, client, hanging, monkeypatch):
         monkeypatch.setattr(health, "LONGEST_SECONDS", 0.1)

@@ -34,7 +34,7 @@ from eigensweep.store.upkeep.thinning import thin_out
 from eigensweep.training.attempt import Attempt
 from eigensweep.workers.driver.deletion import remove
 
-STEPS = 20
+STEPS = 8
 BY_HAND = RetentionRule(None, 30, 1)
 
 
@@ -81,7 +81,7 @@ def storage(settings: Any) -> Path:
 
 @pytest.fixture
 def content(spec: Any) -> dict[str, Any]:
-    return spec(**{"training/steps": STEPS, "training/evaluate_every": 5})
+    return spec(**{"training/steps": STEPS, "training/evaluate_every": 2})
 
 
 @pytest.fixture
@@ -131,8 +131,8 @@ class TestRules:
     @pytest.mark.parametrize(
         ("keep", "completed", "failed"),
         [
-            ("last", ["best-1.pt", "step-000000020-2.pt"], ["step-000000010-1.pt"]),
-            ("best", ["best-1.pt"], ["step-000000010-1.pt"]),
+            ("last", ["best-1.pt", "step-000000008-2.pt"], ["step-000000004-1.pt"]),
+            ("best", ["best-1.pt"], ["step-000000004-1.pt"]),
             ("none", [], []),
         ],
     )
@@ -151,12 +151,12 @@ class TestRules:
         assert record.experiment(id).best.trial.number == 0
 
     def test_a_damaged_last_checkpoint_gives_way_to_the_one_before(self, record, storage, id, make):
-        (newest,) = (storage / replicate_key(id, 0, 0)).glob("step-000000020-*.pt")
+        (newest,) = (storage / replicate_key(id, 0, 0)).glob("step-000000008-*.pt")
         newest.write_bytes(b"damaged")
         record.prune(id, "last")
         make().tick()
-        assert files(storage, id, 0) == ["best-1.pt", "step-000000010-1.pt"]
-        assert Store(storage).newest(replicate_key(id, 0, 0)).step == 10
+        assert files(storage, id, 0) == ["best-1.pt", "step-000000004-1.pt"]
+        assert Store(storage).newest(replicate_key(id, 0, 0)).step == STEPS // 2
 
     def test_what_goes_on_or_is_being_delivered_is_left_alone(self, record, storage, content):
         running = record.add(ExperimentSpec.model_validate(content))[0].id

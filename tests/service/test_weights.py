@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -28,7 +29,11 @@ from eigensweep.results.trial_result import Source
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.service.api.app import create_app
+from eigensweep.service.queue.dispatcher import Dispatcher
 from eigensweep.service.record.ledger import RecordLedger
+from eigensweep.service.record.record import Record
+from eigensweep.service.record.sql import database
 from eigensweep.service.settings import Settings
 from eigensweep.store.checkpoints import Store, pack, replicate_key, trial_key
 from eigensweep.store.commits.kept_files import BEST
@@ -59,17 +64,34 @@ class Direct:
         return bytes(self.client.get(path).raise_for_status().content)
 
 
-@pytest.fixture(params=["a folder", "an object store"])
-def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Settings]:
+@pytest.fixture(scope="module", params=["a folder", "an object store"])
+def settings(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Settings]:
+    home = tmp_path_factory.mktemp("home")
     if request.param == "a folder":
-        yield Settings(home=tmp_path, data_root=tmp_path)
+        yield Settings(home=home, data_root=home)
         return
     with s3.serve() as bucket:
-        yield Settings(home=tmp_path, data_root=tmp_path, storage=f"{bucket}/sweeps")
+        yield Settings(home=home, data_root=home, storage=f"{bucket}/sweeps")
 
 
-@pytest.fixture
-def ledger(client: TestClient, record: Any, settings: Settings) -> RecordLedger:
+@pytest.fixture(scope="module")
+def record(settings: Settings, empty_record: Path) -> Iterator[Record]:
+    shutil.copyfile(empty_record, settings.home / "record.db")
+    made = Record(f"sqlite:///{settings.home / 'record.db'}")
+    yield made
+    database.engine(made.url).dispose()
+
+
+@pytest.fixture(scope="module")
+def client(settings: Settings, record: Record) -> Iterator[TestClient]:
+    app = create_app(settings, record, Dispatcher(record))
+    with TestClient(app, raise_server_exceptions=False) as made:
+        yield made
+
+
+def train_three(client: TestClient, record: Record, settings: Settings) -> RecordLedger:
     """An experiment of three trials: one has ended, one trains, one was reused from the first."""
     id = client.post("/v1/experiments", json=SPEC).raise_for_status().json()["id"]
     ledger = RecordLedger(record.url, id, record.claim(id).generation)
@@ -87,6 +109,18 @@ def ledger(client: TestClient, record: Any, settings: Settings) -> RecordLedger:
     ledger.open(2, "lstm", {}, content, config.content_hash())
     ledger.finish(2, 0, "reused", replace(ledger.load()[0].result, reused_from=Source(id, 0)))
     return ledger
+
+
+@pytest.fixture(scope="module")
+def ledger(client: TestClient, record: Record, settings: Settings) -> RecordLedger:
+    """The experiment of those tests that only read."""
+    return train_three(client, record, settings)
+
+
+@pytest.fixture
+def own_ledger(client: TestClient, record: Record, settings: Settings) -> RecordLedger:
+    """An experiment of one test, which changes its files."""
+    return train_three(client, record, settings)
 
 
 @pytest.fixture
@@ -137,14 +171,14 @@ class TestTheRoute:
         assert answer.headers["Content-Disposition"] == f'attachment; filename="{name}"'
 
     @pytest.mark.parametrize("which", ["best", "last"])
-    def test_never_holds_a_whole_file(self, client, ledger, settings, which, monkeypatch):
-        store, key = Store(settings.storage_folder), replicate_key(ledger.experiment_id, 0, 0)
+    def test_never_holds_a_whole_file(self, client, own_ledger, settings, which, monkeypatch):
+        store, key = Store(settings.storage_folder), replicate_key(own_ledger.experiment_id, 0, 0)
         large = {"weights": torch.rand(12 * PIECE)}  # 48 MiB
         if which == "best":
             store.kept.write(key, 1, BEST, pack(large))
         else:
             store.commit(key, 1, 21, large, [])
-        path = f"/v1/experiments/{ledger.experiment_id}/trials/0/weights"
+        path = f"/v1/experiments/{own_ledger.experiment_id}/trials/0/weights"
         scope = {"type": "http", "method": "GET", "path": path, "headers": [],
                  "query_string": f"which={which}".encode(), "client": ("127.0.0.1", 1)}  # fmt: skip
         sizes: list[int] = []
@@ -169,24 +203,25 @@ class TestTheRoute:
             most = max(most, tracemalloc.get_traced_memory()[0])
             sizes.append(len(message.get("body", b"")))
 
-        tracemalloc.start()
+        if settings.storage is None:  # the memory of an object store's server is this process's
+            tracemalloc.start()
         try:
             anyio.run(client.app, scope, receive, send)
         finally:
             tracemalloc.stop()
         assert sum(sizes) == int(told[b"content-length"]) > 48 * PIECE
         assert max(sizes) <= PIECE
-        if settings.storage is None:  # the memory of an object store's server is this process's
-            assert most < 24 * PIECE
+        if settings.storage is None:
+            assert 0 < most < 24 * PIECE
 
-    def test_says_what_is_missing(self, client, ledger, settings):
-        here = f"/v1/experiments/{ledger.experiment_id}/trials"
+    def test_says_what_is_missing(self, client, own_ledger, settings):
+        here = f"/v1/experiments/{own_ledger.experiment_id}/trials"
         answer = client.get(f"{here}/0/weights?seed=7")
         assert (answer.status_code, "it has 0, 1" in answer.json()["detail"]) == (404, True)
         store = Store(settings.storage_folder)
-        thin_out(store, trial_key(ledger.experiment_id, 0), "best", 1)
+        thin_out(store, trial_key(own_ledger.experiment_id, 0), "best", 1)
         assert client.get(f"{here}/0/weights").status_code == 200
-        thin_out(store, trial_key(ledger.experiment_id, 0), "none", 1)
+        thin_out(store, trial_key(own_ledger.experiment_id, 0), "none", 1)
         answer = client.get(f"{here}/0/weights?which=last")
         assert answer.status_code == 404
         assert (
