@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import iter_route_contexts
 from pydantic import SecretStr
@@ -66,11 +67,15 @@ class Place(NamedTuple):
     accounts: Accounts
     tokens: dict[str, str]
     experiment: str
+    portal: BlockingPortal
+    """One event loop for all requests, as in the service."""
 
     def client(self, address: str = "127.0.0.1") -> TestClient:
-        return TestClient(
+        client = TestClient(
             self.app, base_url=ORIGIN, follow_redirects=False, client=(address, 50_000)
         )
+        client.portal = self.portal
+        return client
 
     def requests(self) -> Iterator[tuple[str, str, str]]:
         """Yield method, path and needed scope of everything but what answers everybody."""
@@ -85,7 +90,7 @@ class Place(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("home")
     settings = Settings(
         home=folder,
@@ -120,7 +125,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     experiment = TestClient(app, headers={"Authorization": f"Bearer {OURS}"}).post(
         "/v1/experiments", json=SPEC
     )
-    return Place(app, accounts, made | {"revoked": revoked.token}, experiment.json()["id"])
+    tokens = made | {"revoked": revoked.token}
+    with start_blocking_portal() as portal:
+        yield Place(app, accounts, tokens, experiment.json()["id"], portal)
 
 
 def bearer(name: str) -> Callable[[Place], dict[str, str]]:
