@@ -233,6 +233,7 @@ class Drivers:
 
     def _spawn(self) -> None:
         pipe, theirs = Pipe()
+        out = Connection(os.dup(pipe.fileno()))  # whose thread may still write when `pipe` closes
         zygote = subprocess.Popen(
             [sys.executable, "-m", PROGRAM, str(theirs.fileno()), *self.modules],
             stdin=subprocess.DEVNULL,
@@ -250,8 +251,8 @@ class Drivers:
                     self._requests.put(process.request)
         self._reader = threading.Thread(target=self._read, args=[pipe], name="drivers", daemon=True)
         self._reader.start()
-        writing = [pipe, self._requests]
-        threading.Thread(target=_write, args=writing, name="requests", daemon=True).start()
+        asking = [out, self._requests]
+        threading.Thread(target=_write, args=asking, name="requests", daemon=True).start()
 
     def _read(self, pipe: Connection) -> None:
         """Take what a zygote tells until it ends."""
@@ -279,7 +280,7 @@ class Drivers:
 
 def _write(pipe: Connection, requests: SimpleQueue[Request | None]) -> None:
     """Ask a zygote for drivers. One that hangs may not take a large request, and is waited for."""
-    with suppress(OSError):  # it has ended
+    with suppress(OSError), pipe:  # it has ended
         while (request := requests.get()) is not None:
             pipe.send(request)
 
