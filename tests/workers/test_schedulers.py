@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from statistics import fmean, median
 from types import SimpleNamespace
 from typing import Any
 
@@ -111,13 +112,13 @@ def test_median_decides_as_its_definition_says(good_enough):
             for other, seen in reports.items()
             if other != number and max(seen) >= step
         ]
-        means = [np.mean(values) for values in others if values]
+        means = [fmean(values) for values in others if values]
         good = [
             at for s in reports.values() for at, v in s.items() if v > (good_enough or -math.inf)
         ]
         if step < 10 or len(means) < 3 or min(good) > step:
             return False
-        return max([value, *reports[number].values()]) < np.median(means)
+        return max([value, *reports[number].values()]) < median(means)
 
     for _ in range(3000):
         number = int(draw.integers(40))

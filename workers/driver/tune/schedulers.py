@@ -172,8 +172,10 @@ class Median(Rule):
     def _average(self, number: int, step: int) -> None:
         """Note the mean of a trial's values up to a step, if it has come as far."""
         reports = self._reports[number]
+        if max(reports) < step:
+            return
         values = [each for at, each in reports.items() if self._first <= at <= step]
-        if values and max(reports) >= step:
+        if values:
             self._means[step][number] = float(np.mean(values))
 
     def _record(self, number: int, step: int, value: float) -> None:
