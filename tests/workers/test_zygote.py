@@ -15,8 +15,9 @@ from typing import Any
 import psutil
 import pytest
 from experiments import wait_for
-from waiting import wait_until
+from waiting import PATIENCE, wait_until
 
+from eigensweep.common.aside import call_aside
 from eigensweep.protocol.messages import DriverOptions
 from eigensweep.workers.cluster import drivers as module
 from eigensweep.workers.cluster.drivers import UNSEEN, DriverProcess, Drivers
@@ -168,6 +169,19 @@ def test_drivers_outlive_their_zygote_and_the_next_one_forks_on(
     (tmp_path / "waits").unlink()
     assert (wait_for(later), wait_for(driver)) == ("ended", "died")
     assert driver.death == Death(UNSEEN, "unseen")
+
+
+def test_a_large_request_to_one_that_hangs_holds_nothing_up(drivers, launch, monkeypatch):
+    monkeypatch.setattr(module, "SILENT_SECONDS", 3.0)
+    os.kill(drivers._zygote.pid, signal.SIGSTOP)
+    asked = call_aside(lambda: launch(does="end", ledger="x" * 2**20), "test")
+    try:
+        driver = asked.result(PATIENCE)
+    except TimeoutError:
+        drivers._zygote.kill()  # else all other tests wait, too
+        raise
+    replace_zygote(drivers)
+    assert wait_for(driver) == "ended"
 
 
 @pytest.mark.parametrize(

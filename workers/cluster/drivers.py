@@ -22,6 +22,7 @@ from itertools import count
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Final, Literal
 
 from eigensweep.workers.deaths import Death
@@ -142,7 +143,8 @@ class Drivers:
     """Drivers that have not ended, by the numbers of their requests."""
     _numbers: Any = field(default_factory=count)
     _zygote: subprocess.Popen[bytes] | None = None
-    _pipe: Connection | None = None
+    _requests: SimpleQueue[Request | None] = field(default_factory=SimpleQueue)
+    """What the zygote is still to be asked for; None: nothing more."""
     _heard: float | None = None
     """When the zygote was last heard; None: it loads."""
     _started: float = 0.0
@@ -192,7 +194,7 @@ class Drivers:
             request = Request(next(self._numbers), pickle.dumps(order), log)
             process = DriverProcess(order.experiment, request, was_well)
             self._processes[request.number] = process
-            self._send(process)
+            self._requests.put(request)  # if it ends before it forks, the next one is asked
             return process
 
     def find(self, experiment: str) -> DriverProcess | None:
@@ -223,14 +225,15 @@ class Drivers:
             return
         self._zygote.kill()
         self._zygote.wait()
+        self._requests.put(None)
         self._reader.join()  # who was forked last is known after that
         with self._turn:
-            self._pipe = None
             for process in self._processes.values():
                 process.is_orphan = process.pid is not None
 
     def _spawn(self) -> None:
         pipe, theirs = Pipe()
+        out = Connection(os.dup(pipe.fileno()))  # whose thread may still write when `pipe` closes
         zygote = subprocess.Popen(
             [sys.executable, "-m", PROGRAM, str(theirs.fileno()), *self.modules],
             stdin=subprocess.DEVNULL,
@@ -241,19 +244,15 @@ class Drivers:
         theirs.close()
         with self._turn:
             self.starts += 1
-            self._zygote, self._pipe = zygote, pipe
+            self._zygote, self._requests = zygote, SimpleQueue()
             self._heard, self._started = None, time.monotonic()
             for process in self._processes.values():
                 if process.pid is None:
-                    self._send(process)
+                    self._requests.put(process.request)
         self._reader = threading.Thread(target=self._read, args=[pipe], name="drivers", daemon=True)
         self._reader.start()
-
-    def _send(self, process: DriverProcess) -> None:
-        """Ask for a driver; if the zygote ends before it forks, the next one is asked."""
-        if self._pipe is not None:
-            with suppress(OSError):
-                self._pipe.send(process.request)
+        asking = [out, self._requests]
+        threading.Thread(target=_write, args=asking, name="requests", daemon=True).start()
 
     def _read(self, pipe: Connection) -> None:
         """Take what a zygote tells until it ends."""
@@ -277,6 +276,13 @@ class Drivers:
         else:
             process.end(*about)
             del self._processes[number]
+
+
+def _write(pipe: Connection, requests: SimpleQueue[Request | None]) -> None:
+    """Ask a zygote for drivers. One that hangs may not take a large request, and is waited for."""
+    with suppress(OSError), pipe:  # it has ended
+        while (request := requests.get()) is not None:
+            pipe.send(request)
 
 
 def count_kills() -> int:
