@@ -113,20 +113,20 @@ class TestNodesThatJoinAndLeave:
     """A driver with a cluster whose number of slots the test sets; Ray is not started."""
 
     @pytest.fixture
-    def cluster(self, monkeypatch):
-        cluster = SimpleNamespace(slots=1, clock=Clock(), wishes=[])
-        monkeypatch.setattr(driver.capacity, "count_slots", lambda share: cluster.slots)
+    def played(self, monkeypatch):
+        played = SimpleNamespace(slots=1, clock=Clock(), wishes=[])
+        monkeypatch.setattr(driver.capacity, "count_slots", lambda share: played.slots)
         monkeypatch.setattr(
-            driver, "wish", lambda experiment, some, labels: cluster.wishes.append(some)
+            driver, "wish", lambda experiment, some, labels: played.wishes.append(some)
         )
-        monkeypatch.setattr(driver.capacity, "find_parts", lambda share: {"CPU": 1 / cluster.slots})
+        monkeypatch.setattr(driver.capacity, "find_parts", lambda share: {"CPU": 1 / played.slots})
         monkeypatch.setattr(
-            driver, "time", SimpleNamespace(monotonic=cluster.clock, time=cluster.clock)
+            driver, "time", SimpleNamespace(monotonic=played.clock, time=played.clock)
         )
-        return cluster
+        return played
 
     @pytest.fixture
-    def drive(self, cluster, tmp_path):
+    def drive(self, played, tmp_path):
         def start(**spec):
             options = DriverOptions(storage=str(tmp_path / "store"), room_seconds=300.0)
             content = {
@@ -149,39 +149,39 @@ class TestNodesThatJoinAndLeave:
             numbers.append(order.number)
         return numbers
 
-    def test_a_node_that_joins_is_used(self, drive, cluster):
+    def test_a_node_that_joins_is_used(self, drive, played):
         started = drive()
         assert self.take(started) == [0]
-        cluster.slots = 3
+        played.slots = 3
         assert self.take(started) == []
-        cluster.clock.now += LOOK_SECONDS
+        played.clock.now += LOOK_SECONDS
         assert self.take(started) == [1, 2]
 
-    def test_a_node_that_left_is_not_counted_on(self, drive, cluster):
-        cluster.slots = 3
+    def test_a_node_that_left_is_not_counted_on(self, drive, played):
+        played.slots = 3
         started = drive()
         assert self.take(started) == [0, 1, 2]
-        cluster.slots = 1
-        cluster.clock.now += LOOK_SECONDS
+        played.slots = 1
+        played.clock.now += LOOK_SECONDS
         for number in (0, 1):
             started.sweep.end(number, "completed", Result(value=1.0, step=5))
         assert self.take(started) == []
         started.sweep.end(2, "completed", Result(value=1.0, step=5))
         assert self.take(started) == [3]
 
-    def test_what_waits_is_wished_for(self, drive, cluster):
+    def test_what_waits_is_wished_for(self, drive, played):
         started = drive()
         self.take(started)
-        assert cluster.wishes == [[CPU] * 5]
+        assert played.wishes == [[CPU] * 5]
         started.sweep.end(0, "completed", Result(value=1.0, step=5))
-        cluster.clock.now += LOOK_SECONDS
+        played.clock.now += LOOK_SECONDS
         self.take(started)
-        assert cluster.wishes[-1] == [CPU] * 4
+        assert played.wishes[-1] == [CPU] * 4
 
-    def test_memory_is_wished_for_where_the_spec_says_it(self, drive, cluster):
+    def test_memory_is_wished_for_where_the_spec_says_it(self, drive, played):
         self.take(drive(resources={"memory": "2 GB"}, limits={"concurrency": 1}))
-        assert cluster.wishes == [[{"CPU": 1.0, "memory": 2e9}]]
+        assert played.wishes == [[{"CPU": 1.0, "memory": 2e9}]]
 
-    def test_no_more_is_wished_for_than_may_run(self, drive, cluster):
+    def test_no_more_is_wished_for_than_may_run(self, drive, played):
         self.take(drive(limits={"concurrency": 2}))
-        assert cluster.wishes == [[CPU] * 2]
+        assert played.wishes == [[CPU] * 2]
