@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from threading import Lock
+from typing import Any
 
 import boto3
 import pytest
 from moto import backends
+from moto.moto_server import threaded_moto_server
 from moto.server import ThreadedMotoServer
 from s3fs import S3FileSystem
 
@@ -16,6 +19,19 @@ SECRET = "a-key-that-no-log-shows"
 
 
 KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+
+
+class OneAtATime(threaded_moto_server.DomainDispatcherApplication):
+    """Moto's answers, one after another: it lists keys in a dictionary that others may change."""
+
+    _turn = Lock()
+
+    def __call__(self, *request: Any) -> Any:
+        with self._turn:
+            return super().__call__(*request)
+
+
+threaded_moto_server.DomainDispatcherApplication = OneAtATime
 
 
 @contextmanager
