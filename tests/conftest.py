@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
-from helpers import handing_out, ray_mark, rewriting
+from helpers import handing_out, ray_mark
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of tiny networks only get in the way
 
@@ -331,12 +331,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         ray_mark.put(item)
     items.sort(key=handing_out.rank)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_setupnodes(config: pytest.Config) -> None:
-    """Compile the tests before several processes load them."""
-    rewriting.compile_tests(Path(__file__).parent, config)
 
 
 @pytest.hookimpl(optionalhook=True)

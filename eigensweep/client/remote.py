@@ -29,7 +29,7 @@ class Remote:
         """Return where the API has the one with this id.
 
         Raises:
-            InputError: if the id is empty, so that this would be the list of all.
+            InputError: if the id is empty: the API would answer with the list of all.
         """
         if not id:
             raise InputError(

@@ -116,8 +116,8 @@ class MlflowServer:
                 self._signal(signal.SIGKILL)
 
     def explain_end(self) -> str:
-        """Return what the server said when it ended by itself last; no words if it never did."""
-        return f"it ended by itself and had said: {self._said}" if self._said else ""
+        """Return what the server said before it was started again; no words if it never was."""
+        return f"it was started again, and had said before: {self._said}" if self._said else ""
 
     def begin_to_stop(self) -> None:
         """Send the server the signal to end."""

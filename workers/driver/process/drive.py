@@ -31,8 +31,8 @@ def drive(content: bytes, tell: Callable[[Death | None], None]) -> Death | None:
     """Drive an experiment to its end; return what ended the driver early, None: nothing.
 
     `content` is a pickled `DriverOrder`. Nothing is recorded of a death: the service hears of it,
-    and starts another driver. `tell` is told before what an end without a word would mean, for Ray
-    ends a process that it cannot connect at once.
+    and starts another driver. What was last given to `tell` says what an end without a word means:
+    Ray's library ends a process that it cannot connect, and raises nothing.
     """
     try:
         order: DriverOrder = pickle.loads(content)
@@ -43,11 +43,13 @@ def drive(content: bytes, tell: Callable[[Death | None], None]) -> Death | None:
     logs.name_process(order.experiment)
     begin_driver(order.options)
     tell(UNCONNECTED)
-    is_connected = False
     try:
         connect(order.experiment, address=order.address)
-        is_connected = True
-        tell(None)
+    except Exception as error:
+        logger.exception("driver cannot connect to Ray experiment=%s", order.experiment)
+        return replace(explain(error), cause="ray")
+    tell(None)
+    try:
         run_traced(order)
     except BaseException as error:
         death = explain(error)
@@ -55,7 +57,7 @@ def drive(content: bytes, tell: Callable[[Death | None], None]) -> Death | None:
             logger.info("driver ends experiment=%s %s", order.experiment, death)
         else:
             logger.exception("driver died experiment=%s", order.experiment)
-        return death if is_connected else replace(death, cause="ray")
+        return death
     return None
 
 
