@@ -27,6 +27,12 @@ class Death:
     words: str
     cause: Cause = "failure"
 
+    @property
+    def line(self) -> str:
+        """The line that says most: of a traceback the last, of other words the first."""
+        first, *_, last = self.words.strip().splitlines() * 2
+        return last if first.startswith("Traceback") else first
+
     def __str__(self) -> str:
         return self.words
 

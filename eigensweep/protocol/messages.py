@@ -132,6 +132,7 @@ NoticeKind = Literal[
     "deletion",
     "delivery",
     "disk",
+    "driver",
     "failures",
     "memory",
     "node",
@@ -142,9 +143,9 @@ NoticeKind = Literal[
     "store",
 ]
 """What a notice is about: trials whose code has changed, a deletion that waits, MLflow, which is
-away or refuses something, a disk that is nearly full, trials that fail one after another, a node
-without memory, a node that is left out, so many of them that everything waits, a pruning that
-waits, a silent Ray, a fair share, or the store of checkpoints."""
+away or refuses something, a disk that is nearly full, a driver that died, trials that fail one
+after another, a node without memory, a node that is left out, so many of them that everything
+waits, a pruning that waits, a silent Ray, a fair share, or the store of checkpoints."""
 
 
 @dataclass(frozen=True)

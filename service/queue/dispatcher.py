@@ -362,7 +362,7 @@ class Dispatcher:
             known.driver, known.is_leaving = None, False
             self._pause(known, at_least=DELIVERY_PAUSE)
             if state == "died":
-                self._tell_death(id, known, death.words)
+                self._tell_death(id, known, death)
             return True
         # Not the experiment's fault, so it is never given up for it.
         problem: object = death if death.cause in INNOCENT else None
@@ -373,6 +373,8 @@ class Dispatcher:
                 problem = error
         if problem is not None:
             logger.warning("driver %s experiment=%s %s", state, id, problem)
+            if death.cause != "superseded":
+                self.record.tell_death(id, death.line)
             known.driver = None
             self._pause(known)
             return True
@@ -383,16 +385,17 @@ class Dispatcher:
         if deaths >= MOST_DEATHS:
             self.record.give_up(id, words)
         elif deaths > 1:
+            self.record.tell_death(id, death.line)
             self._pause(known)
         else:
             known.not_before, known.pause = 0.0, FIRST_PAUSE
         return True
 
-    def _tell_death(self, id: str, known: _Supervised, error: str) -> None:
+    def _tell_death(self, id: str, known: _Supervised, death: Death) -> None:
         """Say on an experiment that is over how its delivery died; log the same error once."""
-        words = error.strip().rpartition("\n")[2]
+        words = death.line
         known.failures = known.failures + 1 if words == known.failure else 1
-        told = words if words == known.failure else error
+        told = words if words == known.failure else death.words
         logger.warning("delivery died experiment=%s times=%d error=%s", id, known.failures, told)
         known.failure = words
         self.record.hold_delivery(

@@ -245,6 +245,16 @@ class Record(Reopening, Retention):
         record_notices(rows, experiment, [Notice("delivery", f"not delivered yet: {why}")])
 
     @database.transaction
+    def tell_death(self, rows: RowSession, id: str, why: str) -> None:
+        """Say on an experiment that its driver died; the next driver says what waits then."""
+        self.fence(rows)
+        experiment = lock(rows, id)
+        if experiment.state in DRIVEN:
+            record_notices(
+                rows, experiment, [Notice("driver", f"its driver died and is started again: {why}")]
+            )
+
+    @database.transaction
     def give_up(self, rows: RowSession, id: str, error: str) -> None:
         """End an experiment as failed; writes of its drivers are refused from now on."""
         self.fence(rows)

@@ -164,9 +164,12 @@ class TestDispatcher:
             record, launcher=launcher, options=OPTIONS, clock=lambda: next(clock)
         )
         id = post()
+        told = []
         for _ in range(MOST_DEATHS + 2):
             dispatcher.tick()
             launcher.launched[-1].now = "died"
+            told += [(each["kind"], each["words"]) for each in record.row(id).notices or ()]
+        assert ("driver", "its driver died and is started again: out of luck") in told
         row = record.row(id)
         assert row.state == "failed"
         assert f"died {MOST_DEATHS} times without any progress: out of luck" in str(row.error)
@@ -250,7 +253,11 @@ class TestDispatcher:
             while len(launcher.launched) == before:
                 now[0] += 10.0
                 dispatcher.tick()
-        assert record.row(id).state != "failed"
+        row = record.row(id)
+        assert row.state != "failed"
+        assert [(each["kind"], each["words"]) for each in row.notices] == [
+            ("driver", f"its driver died and is started again: {death}")
+        ]
         assert 300 < now[0] < 2 * MOST_DEATHS * LONGEST_PAUSE, "after growing pauses"
 
     def test_a_driver_that_has_a_successor_ends_and_is_no_death(self, record, launcher, post):

@@ -231,9 +231,11 @@ class TestTheServer:
 
     def test_ends_with_its_node_and_so_do_all_that_it_forked(self, start):
         with subprocess.Popen(["sleep", "3600"]) as raylet:
-            child = psutil.Process(start(raylet=raylet.pid).pid)
-            server = child.parent()
-            raylet.kill()
+            try:
+                child = psutil.Process(start(raylet=raylet.pid).pid)
+                server = child.parent()
+            finally:
+                raylet.kill()
         wait_until(lambda: has_ended(child) and has_ended(server))
 
     def test_that_was_killed_is_replaced_and_leaves_no_process(self, start):
