@@ -192,6 +192,7 @@ class TestWhateverIsKilled:
         service.stop()
         service.wait_until_alone()
 
+    @pytest.mark.slow
     def test_in_short(self, service, database, parts):
         service.env |= {"EIGENSWEEP_CPUS": "2"}
         killer = Killer(service, database, parts, seed=7)
