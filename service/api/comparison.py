@@ -24,7 +24,7 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.answers.schemas import AnswerModel, Metric
 from eigensweep.service.record.errors import ConflictError, NotFoundError
 from eigensweep.service.record.sql.tables import ExperimentRow, TrialRow
-from eigensweep.service.record.views.overviews import list_tries
+from eigensweep.service.record.views.overviews import list_tries, name_arms
 from eigensweep.service.record.views.queries import Queries
 from eigensweep.tasks import TASKS
 
@@ -123,17 +123,12 @@ def check_arm(experiment: ExperimentRow, arm: str | None) -> None:
     Raises:
         NotFoundError: if there is none of this name.
     """
-    arms = _list_arms(experiment)
+    arms = name_arms(experiment)
     if arm is not None and arm not in arms:
         raise NotFoundError(
             f"experiment '{experiment.id}' has no arm '{arm}'; its arms are {', '.join(arms)}; "
             f"a trial is written {experiment.id}/NUMBER"
         )
-
-
-def _list_arms(experiment: ExperimentRow) -> list[str]:
-    arms = experiment.spec.get("arms") or [{"model": experiment.spec["model"]}]
-    return [arm.get("name") or arm["model"]["name"] for arm in arms]
 
 
 def _describe_side(

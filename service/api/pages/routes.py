@@ -200,13 +200,15 @@ def show_experiment(service: TheService, caller: Reader, id: ExperimentId) -> Re
         if getattr(experiment.progress, state)
     }
     arms = list_arms(service.record, id)
+    summed = overviews.make_arms(*arms)
     best = trials.list_trials(service, id, TrialQuery(sort="value", limit=SHOWN)).items
     return render(
         caller,
         "experiment.html",
         experiment=experiment,
         ahead=_find_ahead(experiment.metric, best),
-        arms=overviews.make_arms(*arms).items,
+        arms=summed.items,
+        untried=summed.untried,
         published=overviews.make_published(*arms).items,
         failures=failures,
         trials=best,

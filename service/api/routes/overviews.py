@@ -37,6 +37,7 @@ from eigensweep.service.record.views.overviews import (
     list_leaders,
     list_points,
     list_reports,
+    name_arms,
 )
 from eigensweep.store.checkpoints import Store
 from eigensweep.store.commits.curves import CurvePoint, thin
@@ -82,6 +83,10 @@ class Arms(AnswerModel):
     """All arms that have trials."""
 
     items: list[ArmNow]
+    untried: list[str] = Field(
+        description="Arms of the spec without a trial: where the sampler chooses the arm, as TPE "
+        "does, a short search may leave one out"
+    )
 
 
 class PublishedNow(AnswerModel):
@@ -352,7 +357,11 @@ def _read(service: Service, file: IO[bytes]) -> Iterator[bytes]:
 
 def make_arms(experiment: ExperimentRow, arms: Sequence[ArmRecord]) -> Arms:
     """Return the answer on an experiment's arms."""
-    return Arms(items=[_make_arm(experiment, arm) for arm in arms])
+    tried = {arm.name for arm in arms}
+    return Arms(
+        items=[_make_arm(experiment, arm) for arm in arms],
+        untried=[name for name in name_arms(experiment) if name not in tried],
+    )
 
 
 def make_published(experiment: ExperimentRow, arms: Sequence[ArmRecord]) -> PublishedNumbers:
