@@ -81,6 +81,12 @@ def _name(item: Any) -> str | None:
     return item.get("name") or (model.get("name") if isinstance(model, dict) else None)
 
 
+def name_arms(spec: Mapping[str, Any]) -> list[str]:
+    """Return the names of a valid spec's arms; their models need not be installed any more."""
+    arms = spec.get("arms") or [{"model": spec["model"]}]
+    return [name for arm in arms if (name := _name(arm))]
+
+
 def copy_plain(value: Any) -> Any:
     """Return a copy of plain values: objects, lists, and what stands in them."""
     if isinstance(value, Mapping):

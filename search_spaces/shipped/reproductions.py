@@ -16,7 +16,7 @@ from pydantic import Field, JsonValue, ValidationError, model_validator
 
 from eigensweep.search_spaces.checks.preview import SMALL, seconds_of
 from eigensweep.search_spaces.checks.race_words import PLANNED
-from eigensweep.search_spaces.dotted import PathError, with_settings
+from eigensweep.search_spaces.dotted import PathError, name_arms, with_settings
 from eigensweep.search_spaces.errors import UnknownSuiteError
 from eigensweep.search_spaces.parameters import Choice
 from eigensweep.search_spaces.planning import find_seeds, find_sign_seeds
@@ -496,7 +496,7 @@ def _make_spec(
             values = [value for value in space[experiment.sides] if str(value) in compared]
             space[experiment.sides] = values
         elif compared is not None and "arms" in content:
-            kept = [name for name in kept or _name_arms(content["arms"]) if name in compared]
+            kept = [name for name in kept or name_arms(content) if name in compared]
         if kept is not None:
             content["arms"] = list(_keep_arms(content["arms"], kept))
         about: str = budget
@@ -513,15 +513,11 @@ def _make_spec(
 
 
 def _keep_arms(arms: list[Mapping[str, Any]], kept: list[str]) -> Iterator[Mapping[str, Any]]:
-    by_name = dict(zip(_name_arms(arms), arms, strict=True))
+    by_name = dict(zip(name_arms({"arms": arms}), arms, strict=True))
     for name in kept:
         if name not in by_name:
             raise PathError(f"there is no arm '{name}' to keep; there are {', '.join(by_name)}")
         yield by_name[name]
-
-
-def _name_arms(arms: list[Mapping[str, Any]]) -> list[str]:
-    return [arm.get("name") or arm["model"]["name"] for arm in arms]
 
 
 def _read_suite(name: str) -> Suite:

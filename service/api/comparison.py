@@ -18,13 +18,14 @@ from eigensweep.results.comparison import Pair, Split, Subject, compare_all
 from eigensweep.results.ranking import RANKED
 from eigensweep.results.statistics import TEST, Summary
 from eigensweep.results.trial_result import Metrics, ReplicateResult, Result
+from eigensweep.search_spaces.dotted import name_arms
 from eigensweep.search_spaces.errors import UnknownMetricError
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.answers.schemas import AnswerModel, Metric
 from eigensweep.service.record.errors import ConflictError, NotFoundError
 from eigensweep.service.record.sql.tables import ExperimentRow, TrialRow
-from eigensweep.service.record.views.overviews import list_tries, name_arms
+from eigensweep.service.record.views.overviews import list_tries
 from eigensweep.service.record.views.queries import Queries
 from eigensweep.tasks import TASKS
 
@@ -123,7 +124,7 @@ def check_arm(experiment: ExperimentRow, arm: str | None) -> None:
     Raises:
         NotFoundError: if there is none of this name.
     """
-    arms = name_arms(experiment)
+    arms = name_arms(experiment.spec)
     if arm is not None and arm not in arms:
         raise NotFoundError(
             f"experiment '{experiment.id}' has no arm '{arm}'; its arms are {', '.join(arms)}; "

@@ -152,7 +152,7 @@ class TestFields:
 
 
 class TestExperiment:
-    def test_it_names_the_arms_that_no_trial_is_of(self, client, ledger, record, settings):
+    def test_it_names_the_arms_without_a_trial(self, client, ledger, record, settings):
         id = client.post("/v1/experiments", json=SPEC).json()["id"]
         played = [ledger.experiment_id, id]
         untried = [client.get(f"/v1/experiments/{each}/arms").json()["untried"] for each in played]
@@ -160,8 +160,8 @@ class TestExperiment:
         later = RecordLedger(record.url, id, record.claim(id).generation)
         complete(later, Path(settings.storage_folder), 0, "lstm", 0.1)
         assert client.get(f"/v1/experiments/{id}/arms").json()["untried"] == ["scornn"]
-        assert "No trial so far is of scornn." in read(client, f"/experiments/{id}")
-        assert "No trial so far" not in read(client, f"/experiments/{ledger.experiment_id}")
+        assert "Arms without a trial: scornn" in read(client, f"/experiments/{id}")
+        assert "Arms without a trial" not in read(client, f"/experiments/{ledger.experiment_id}")
 
     def test_it_shows_what_a_person_asks_first(self, client, ledger):
         words = read(client, f"/experiments/{ledger.experiment_id}")

@@ -21,6 +21,7 @@ from eigensweep.results.published import Measured, set_beside
 from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.results.statistics import Summary, find_domain, summarize
 from eigensweep.results.trial_result import summarize_stored
+from eigensweep.search_spaces.dotted import name_arms
 from eigensweep.search_spaces.errors import SpecError, did_you_mean, shorten
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
@@ -37,7 +38,6 @@ from eigensweep.service.record.views.overviews import (
     list_leaders,
     list_points,
     list_reports,
-    name_arms,
 )
 from eigensweep.store.checkpoints import Store
 from eigensweep.store.commits.curves import CurvePoint, thin
@@ -80,12 +80,12 @@ class ArmNow(AnswerModel):
 
 
 class Arms(AnswerModel):
-    """All arms that have trials."""
+    """The arms that have trials, and the names of the others."""
 
     items: list[ArmNow]
     untried: list[str] = Field(
-        description="Arms of the spec without a trial: where the sampler chooses the arm, as TPE "
-        "does, a short search may leave one out"
+        description="Arms without a trial. `tpe` and `random` choose the arm of each trial, so "
+        "that a short search may leave one out"
     )
 
 
@@ -360,7 +360,7 @@ def make_arms(experiment: ExperimentRow, arms: Sequence[ArmRecord]) -> Arms:
     tried = {arm.name for arm in arms}
     return Arms(
         items=[_make_arm(experiment, arm) for arm in arms],
-        untried=[name for name in name_arms(experiment) if name not in tried],
+        untried=[name for name in name_arms(experiment.spec) if name not in tried],
     )
 
 

@@ -78,12 +78,6 @@ def list_arms(queries: Queries, session: Session, id: str) -> tuple[ExperimentRo
     return experiment, list(arms.values())
 
 
-def name_arms(experiment: ExperimentRow) -> list[str]:
-    """Return the names of all arms of the spec; their models need not be installed any more."""
-    arms = experiment.spec.get("arms") or [{"model": experiment.spec["model"]}]
-    return [arm.get("name") or arm["model"]["name"] for arm in arms]
-
-
 @database.reading
 def list_leaders(queries: Queries, session: Session, id: str, each: int) -> list[TrialRow]:
     """Return the best trials of every arm, then the first trials of every arm that train now.
