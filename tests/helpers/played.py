@@ -59,14 +59,14 @@ def play(client: TestClient, record: Any, storage: Path, spec: dict[str, Any] = 
     return ledger
 
 
-def open_trial(ledger: RecordLedger, number: int, arm: str, rate: float) -> None:
-    """Open a trial of two seeds."""
+def open_trial(ledger: RecordLedger, number: int, arm: str, rate: float, seeds: int = 2) -> None:
+    """Open a trial."""
     config = {
         "model": {"name": arm},
         "optimizer": {"name": HOSTILE, "lr": rate},
         "training": {"steps": 100},
         "seed": 0,
-        "replicates": 2,
+        "replicates": seeds,
     }
     ledger.open(number, arm, {"optimizer.lr": rate}, config, f"h{number}")
 
@@ -80,25 +80,29 @@ def complete(
     points: int = 11,
     free: int = 90,
     ends_at: float | None = None,
+    apart: tuple[float, ...] = (0.0, 0.01),
 ) -> None:
-    """Train a trial of two seeds: a curve and a checkpoint for each, and a result.
+    """Train a trial: a curve and a checkpoint for each of its seeds, and a result.
 
-    `free` is how many parameters it trains, and `ends_at` the last value of its curves.
+    `free` is how many parameters it trains, `ends_at` the last value of its curves, and `apart`
+    what each of its seeds has above `value`.
     """
-    open_trial(ledger, number, arm, 10.0 ** (-4 + number % 4))
+    open_trial(ledger, number, arm, 10.0 ** (-4 + number % 4), len(apart))
     attempt, store = ledger.begin(number), Store(storage)
-    for seed in (0, 1):
+    for seed, above in enumerate(apart):
         key = replicate_key(ledger.experiment_id, number, seed)
         store.begin(key, attempt)
         curve = [
-            CurvePoint(step, {"valid/cross_entropy": value + 1 / (step + 1) + seed / 100}, 0)
+            CurvePoint(step, {"valid/cross_entropy": value + 1 / (step + 1) + above}, 0)
             for step in range(0, 10 * points, 10)
         ]
         if ends_at is not None:
             curve[-1] = CurvePoint(curve[-1].step, {"valid/cross_entropy": ends_at}, 0)
         store.commit(key, attempt, 10 * (points - 1), {"x": 1}, curve)
     ledger.report(number, attempt, 100, {"valid/cross_entropy": value}, PLACE)
-    seeds = [seed_result(seed, value + seed / 100, "completed", free) for seed in (0, 1)]
+    seeds = [
+        seed_result(seed, value + above, "completed", free) for seed, above in enumerate(apart)
+    ]
     ledger.finish(number, attempt, "completed", summarise(seeds))
 
 

@@ -282,6 +282,21 @@ def test_a_trial_shows_each_metric(browser, serve, ledger):
     assert not complain(browser, here)
 
 
+def test_a_wide_band_leaves_the_curves_their_height(browser, serve, client, record, settings):
+    id = client.post("/v1/experiments", json=SPEC).json()["id"]
+    ledger = RecordLedger(record.url, id, record.claim(id).generation)
+    complete(ledger, Path(settings.storage_folder), 0, "lstm", 0.1, apart=(0.0, 0.5, 1.0))
+    browser.get(f"{serve()}/experiments/{id}")
+    find(browser, "#curves .scatterlayer path.js-line")
+    shown = "const { data, layout } = document.querySelector('#curves .drawing');"
+    script = f"{shown} return [layout.yaxis.range, data.map(({{ y }}) => Math.max(...y))]"
+    (low, high), (_, band, line) = browser.execute_script(script)
+    assert line == pytest.approx(1.6)
+    assert band > 2 * high
+    assert high == pytest.approx(1.6, rel=0.1)
+    assert low > 0
+
+
 def test_a_spec_is_previewed_refused_at_its_line_and_posted(browser, serve, record):
     browser.get(f"{serve()}/new?preset=quickstart")
     find(browser, "#preview").click()

@@ -1,7 +1,7 @@
 // The plots of one experiment: learning curves, parallel coordinates, slices.
 
 import { call } from "./page.js";
-import { axis, colour, digits, draw, drawLooks, fill, floorOf, isWide, plain, scaleOf, settings } from "./plots.js";
+import { axis, colour, digits, draw, drawLooks, fill, floorOf, isWide, limits, plain, scaleOf, settings } from "./plots.js";
 
 const { id, metric, unit, better, state } = document.getElementById("experiment").dataset;
 const place = `/v1/experiments/${id}`;
@@ -63,7 +63,7 @@ async function drawCurves() {
       layout: {
         hovermode: "closest",
         xaxis: axis("training step"),
-        yaxis: axis(named, scaleOf(values, power)),
+        yaxis: axis(named, { ...scaleOf(values, power), ...(power ? {} : limits(values)) }),
         legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
         shapes: baseline === null ? [] : [
           { type: "line", xref: "paper", x0: 0, x1: 1, y0: baseline, y1: baseline, line: { color: ink, width: 1.2, dash: "dash" } },

@@ -56,6 +56,13 @@ export function scaleOf(values, power = isWide(values)) {
   return { type: "log", tickformat: "~g", dtick: span > 30 ? 1 : span > 5 ? "D2" : undefined };
 }
 
+// What an axis of these values shows at most, however far their intervals reach.
+export function limits(values) {
+  const [low, high] = [Math.min(...values), Math.max(...values)];
+  const margin = 0.1 * (high - low || Math.abs(high));
+  return { autorangeoptions: { clipmin: low - margin, clipmax: high + margin } };
+}
+
 export function axis(title, extra = {}) {
   return {
     title: { text: title, font: { size: 13 } },
