@@ -36,6 +36,8 @@ VARIABLES: Final = {
     "default-timeout": "UV_HTTP_TIMEOUT",
 }
 """What uv calls pip's settings."""
+FILES: Final = {"constraint": "--constraint", "build-constraint": "--build-constraint"}
+"""Settings that name files; uv's options for them, which do not replace our own constraints.txt."""
 WITHOUT_EFFECT: Final = {
     *("disable-pip-version-check", "no-cache-dir", "cache-dir", "no-compile", "retries"),
     *("quiet", "verbose", "no-color", "progress-bar", "no-input", "root-user-action"),
@@ -68,7 +70,7 @@ def parse_settings(listed: str) -> dict[str, str]:
 
 def translate(settings: Mapping[str, str]) -> dict[str, str] | None:
     """Return the variables that tell uv the same, or None if uv has no word for a setting."""
-    if settings.keys() - VARIABLES.keys() - WITHOUT_EFFECT:
+    if settings.keys() - VARIABLES.keys() - FILES.keys() - WITHOUT_EFFECT:
         return None
     variables = {"UV_INDEX_STRATEGY": "unsafe-best-match"}  # as pip chooses among several indexes
     for name, value in settings.items():
@@ -76,6 +78,16 @@ def translate(settings: Mapping[str, str]) -> dict[str, str] | None:
             separator = "," if name == "find-links" else " "
             variables[VARIABLES[name]] = separator.join(value.split())
     return variables
+
+
+def name_files(settings: Mapping[str, str]) -> list[str]:
+    """Return uv's options for the files of constraints among pip's settings."""
+    return [
+        word
+        for setting, option in FILES.items()
+        for file in settings.get(setting, "").split()
+        for word in (option, file)
+    ]
 
 
 def tell(words: str) -> None:
@@ -188,7 +200,7 @@ def main() -> int:
     get_uv = [*PIP, "install", "--quiet", "-c", "constraints.txt", "uv"]
     if variables is not None and subprocess.run(get_uv, env=environment).returncode == 0:
         backend = ("--torch-backend", "cpu") if is_for_processors else ()
-        if install((*UV, *backend), {**variables, **environment}):
+        if install((*UV, *backend, *name_files(settings)), {**variables, **environment}):
             return 0
         tell("uv could not install it. pip tries, which takes some minutes.")
     index = ("--extra-index-url", CPU_INDEX) if is_for_processors else ()  # beside those of pip's

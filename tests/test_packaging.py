@@ -169,6 +169,17 @@ class TestInstallProgram:
 
         assert self.program["translate"](settings) is None
 
+    def test_constraints_of_ones_own_count_beside_ours(self):
+        settings = self.program["parse_settings"](
+            "global.constraint='/etc/pip/caps.txt https://two.example/caps.txt'\n"
+        )
+
+        assert self.program["translate"](settings) == {"UV_INDEX_STRATEGY": "unsafe-best-match"}
+        assert self.program["name_files"](settings) == [
+            *("--constraint", "/etc/pip/caps.txt"),
+            *("--constraint", "https://two.example/caps.txt"),
+        ]
+
     def choose(self, settings=(), environment=(), **others):
         given = {"platform": "linux", "has_gpu": False, "answers": lambda url: True, **others}
         return self.program["choose_torch"](dict(settings), dict(environment), **given)
