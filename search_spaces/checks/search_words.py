@@ -45,6 +45,11 @@ def explain_search(spec: ExperimentSpec) -> list[str]:
         )
     elif method in ("qmc", *JOINT) and len(arms) > 1:
         words.append("The arms take turns, so each gets the same number of trials")
+    elif method in ("random", "tpe") and len(arms) > 1:
+        words.append(
+            f"{method} chooses each trial's arm, too: an arm may get few trials, or none. With "
+            f"{', '.join(sorted(JOINT))} and qmc the arms take turns"
+        )
     if spec.objective.against:
         words.append(
             f"Several objectives: {', '.join(goal.name for goal in spec.goals())}; a Pareto table "

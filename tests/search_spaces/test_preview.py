@@ -101,6 +101,22 @@ def test_it_says_which_parameters_a_method_draws_by_themselves():
     assert "optimizer.alpha is drawn at random" in said["nsga2"][1]
 
 
+def test_it_says_whether_arms_take_turns_or_are_chosen():
+    arms = [{"model": {"name": name, "hidden_size": 4}} for name in ("lstm", "gru")]
+    space = {"optimizer.lr": {"low": 1e-4, "high": 1e-1, "log": True}}
+    said = {}
+    for method in ("random", "tpe", "qmc", "gp"):
+        search = {"method": method, "trials": 30, "space": space}
+        said[method] = preview(make(model=None, arms=arms, search=search)).search.words
+    for method in ("random", "tpe"):
+        assert said[method] == [
+            f"{method} chooses each trial's arm, too: an arm may get few trials, or none. With "
+            "cmaes, gp, nsga2 and qmc the arms take turns"
+        ]
+    for method in ("qmc", "gp"):
+        assert said[method] == ["The arms take turns, so each gets the same number of trials"]
+
+
 def test_a_sample_of_a_grid_shows_its_first_points_and_count():
     spec = make(limits={"trials": 2})
     found = preview(spec)
