@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
-from helpers import handing_out, ray_mark
+from helpers import handing_out, quick_cases, ray_mark
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of tiny networks only get in the way
 
@@ -330,6 +330,7 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         ray_mark.put(item)
+    quick_cases.mark_others_slow(items)
     items.sort(key=handing_out.rank)
 
 

@@ -87,6 +87,7 @@ def test_the_client_works(begin: str, address: str) -> None:
         ("schema", "worker"),
     ],
 )
+@pytest.mark.quick_cases(3)
 def test_a_command_that_needs_more_says_which_extra(
     begin: str, tmp_path: Path, words: str, extra: str
 ) -> None:
@@ -106,7 +107,7 @@ def test_a_plot_needs_the_packages_of_a_notebook(begin: str, address: str, tmp_p
     assert "pip install 'eigensweep[notebook]'" in done.stderr
 
 
-@pytest.mark.parametrize("words", ["token list", "serve"])
+@pytest.mark.parametrize("words", ["serve", pytest.param("token list", marks=pytest.mark.slow)])
 def test_postgresql_needs_its_driver(tmp_path: Path, words: str) -> None:
     told = {"EIGENSWEEP_HOME": str(tmp_path), "EIGENSWEEP_DATABASE_URL": "postgresql://me@/none"}
     done = run(HIDE.format(absent={"psycopg"}) + MAIN.format(words=words.split()), **told)

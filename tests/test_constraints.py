@@ -33,6 +33,7 @@ PLATFORMS = ("Linux x86-64", "Linux aarch64", "macOS arm64")
 
 @pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
 @pytest.mark.parametrize("platform", PLATFORMS)
+@pytest.mark.quick_cases(4)
 def test_all_pins_fit_each_other(
     program: ModuleType, pins: dict[str, str], platform: str, python: str
 ) -> None:

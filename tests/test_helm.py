@@ -135,6 +135,7 @@ class TestWhatHelmMakes:
         assert done.returncode == 0, done.stdout.decode()
 
     @pytest.mark.parametrize("version", [OLDEST, NEWEST])
+    @pytest.mark.quick_cases(3)
     def test_kubernetes_knows_every_field(
         self, objects: list[dict[str, Any]], version: str
     ) -> None:

@@ -463,6 +463,7 @@ SMALLER: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", ANALYSES)
+@pytest.mark.quick_cases(3)
 def test_every_analysis_leaves_numbers_a_table_and_two_pictures(
     name, enrnn, sizes, folders, tmp_path
 ):

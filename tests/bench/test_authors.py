@@ -36,6 +36,7 @@ def test_the_four_published_programs_have_loops_of_their_own():
 @pytest.mark.parametrize("kind", ["symbols", "values"])
 @pytest.mark.parametrize("name", ALL)
 class TestEqual:
+    @pytest.mark.quick_cases(20)
     def test_the_loop_has_the_loss_and_the_gradients_of_the_model(self, name, kind):
         task = "copying" if kind == "symbols" else "pixel_mnist"
         config = TASKS[task].Config(batch_size=3, **({"delay": 4} if kind == "symbols" else {}))

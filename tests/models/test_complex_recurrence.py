@@ -87,6 +87,7 @@ class TestEachBackend:
     @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
     @pytest.mark.parametrize("inputs", ["symbols", "values"])
     @pytest.mark.parametrize("readout", ["all", "last"])
+    @pytest.mark.quick_cases(48)
     def test_values_and_gradients_are_those_of_the_reference(
         self, backend, cell, readout, inputs, sizes
     ):
@@ -115,6 +116,7 @@ class TestEachBackend:
         assert not any(t.is_contiguous() for t in (crossed[0], *leaves[:2]))
         assert_close(outcome(run, cell, crossed[0], leaves, backend=backend), expected)
 
+    @pytest.mark.quick_cases(2)
     def test_finite_differences_give_the_same_gradients(self, backend, cell):
         x, leaves = draw(cell, (4, 2, 3, 2, 2), "values")
 

@@ -229,6 +229,7 @@ class TestTheKernelIsCompiled:
     @pytest.mark.parametrize(
         ("clusters", "activation"), [(CLUSTERS, "modrelu"), (PAIRED_CLUSTERS, "smoothed_modrelu")]
     )
+    @pytest.mark.quick_cases(1)
     def test_the_largest_size_of_each_cluster_spills_no_registers(self, clusters, activation):
         for shape in shapes([most for most, _ in clusters], activation, rows=(4,)):
             compiled = compile_for(shape, "sm_90")
@@ -252,6 +253,7 @@ class TestTheKernelIsCompiled:
             assert spilled <= (MOST_SPILLED if shape.rows > 4 else known), (shape, device)
 
     @pytest.mark.parametrize("n", [192, 512])
+    @pytest.mark.quick_cases(1)
     def test_the_most_rows_of_a_cluster_spill_few_registers(self, n):
         for shape in shapes([n], "modrelu", rows=ROWS[-1:]):
             assert compile_for(shape, "sm_90").spilled_bytes <= MOST_SPILLED, shape

@@ -106,6 +106,7 @@ class TestEveryModel:
 
 @pytest.mark.parametrize(("name", "fields"), VARIANTS)
 class TestTraining:
+    @pytest.mark.quick_cases(12)
     def test_constraints_hold_at_ten_times_the_learning_rate(self, nets, name, fields):
         model = nets.build(name, nets.shapes(output_size=5), hidden_size=64, **fields)
         start = copy.deepcopy(model.state_dict())
@@ -120,6 +121,7 @@ class TestTraining:
         assert report.get("singular_min", 1) > 1 - margin - 1e-4
         assert all(value.dim() == 0 and value.isfinite() for value in report.values())
 
+    @pytest.mark.quick_cases(12)
     def test_saved_and_reloaded_it_goes_on_bit_for_bit(self, nets, name, fields, tmp_path):
         shapes = nets.shapes(output_size=5)
         batches = [nets.input(shapes) for _ in range(8)]
@@ -162,6 +164,7 @@ INITIAL_FIELDS = [
 
 
 @pytest.mark.parametrize(("name", "field"), INITIAL_FIELDS)
+@pytest.mark.quick_cases(40)
 def test_a_field_of_initial_values_changes_the_model(nets, name, field):
     extra = {"encoder": "embedding"} if field == "embedding_init" else {}
     starts = [

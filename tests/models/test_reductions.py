@@ -136,6 +136,7 @@ def test_leading_zeros_keep_the_state_zero_without_gradient(nets):
 
 
 @pytest.mark.parametrize("activation", ["relu", "modrelu"])
+@pytest.mark.quick_cases(1)
 def test_theorem_3_1_the_short_state_fades_by_its_matrix(nets, activation):
     shapes = nets.shapes(input_kind="values", readout="last")
     fields = {"hidden_size": 6, "short_size": 6, "negative_ones": 0, "activation": activation}

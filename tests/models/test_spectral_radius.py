@@ -41,6 +41,7 @@ class TestGradient:
         torch.testing.assert_close(found, wanted, atol=1e-8, rtol=0)
         assert not multiple
 
+    @pytest.mark.quick_cases(6)
     def test_it_agrees_with_central_differences(self, s, kind, eps):
         T, G = random_matrix(s, kind, seed=100 + s), torch.randn(s, s, dtype=torch.float64)
         (found,) = torch.autograd.grad(spectral_normalise(T, ON, eps)[0], T, G)

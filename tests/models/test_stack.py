@@ -40,6 +40,7 @@ def close(found, expected):
 
 @pytest.mark.parametrize(("name", "fields"), VARIANTS)
 class TestLanes:
+    @pytest.mark.quick_cases(15)
     def test_values_gradients_and_updates_are_those_of_one_network(self, nets, name, fields):
         networks = lanes_of(nets, name, fields)
         stack = Stack(networks)
@@ -69,6 +70,7 @@ class TestLanes:
         if name == "enrnn" and networks[0].config.short:
             assert stack.buffers["model.switched"].tolist() == [False, True]
 
+    @pytest.mark.quick_cases(15)
     def test_reports_and_matrices_have_lanes_first(self, nets, name, fields):
         networks = lanes_of(nets, name, fields)
         stack = Stack(networks)
@@ -196,6 +198,7 @@ HOST_VALUES = [
 @pytest.mark.parametrize(("name", "fields"), HOST_VALUES)
 class TestWhatTheHostComputesBetweenSteps:
     @pytest.mark.parametrize("threads", [1, 2])
+    @pytest.mark.quick_cases(4)
     def test_lanes_are_single_networks(self, nets, name, fields, threads):
         networks = lanes_of(nets, name, fields)
         stack = Stack(networks, host_values=True)

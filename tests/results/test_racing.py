@@ -123,6 +123,7 @@ class TestArms:
     RACES, MOST = 150, 20
 
     @pytest.mark.parametrize("alpha", [0.05, 0.2])
+    @pytest.mark.quick_cases(1)
     def test_equal_arms_are_called_different_as_seldom_as_asked(self, alpha):
         chance, wrong = np.random.default_rng(5), 0
         for _ in range(self.RACES):
@@ -314,6 +315,7 @@ class TestSweep:
         assert bench.ledger.load()[1].reports == {20: {"objective": 1.0}}
 
     @pytest.mark.parametrize("at", range(17, 34))
+    @pytest.mark.quick_cases(6)
     def test_wherever_its_driver_dies_the_race_ends_the_same(self, tmp_path, at, monkeypatch):
         bench, writes = Bench(tmp_path / "whole", race_spec()), 0
         list(play(bench))

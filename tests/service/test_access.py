@@ -106,6 +106,7 @@ class TestMlflow:
         "header",
         [{}, {"Authorization": "Bearer wrong"}, {"Cookie": "eigensweep_session=wrong"}],
     )
+    @pytest.mark.quick_cases(5)
     def test_strangers_get_nothing(self, make_client, echo, path, header):
         assert make_client(mlflow=echo).get(path, headers=header).status_code == 401
 
@@ -217,6 +218,7 @@ class TestPagesOfOtherOrigins:
             {"Sec-Fetch-Site": "same-site"},
         ],
     )
+    @pytest.mark.quick_cases(5)
     def test_change_nothing(self, make_client, spec, token, headers):
         client = make_client(token)
         if token:

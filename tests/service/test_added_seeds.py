@@ -249,6 +249,7 @@ def test_it_ends_undecided_with_the_most_seeds(client, reproducer, cluster):
 
 
 @pytest.mark.parametrize("at", ["training", "making a report", "recording its end"])
+@pytest.mark.quick_cases(1)
 def test_a_killed_service_goes_on_with_its_seeds(
     client, reproducer, cluster, settings, record, dispatcher, monkeypatch, at
 ):

@@ -240,6 +240,7 @@ class TestDispatcher:
             Death("nobody saw how its process ended", "unseen"),
         ],
     )
+    @pytest.mark.quick_cases(2)
     def test_deaths_that_are_not_the_drivers_own_never_count(self, record, launcher, post, death):
         now = [0.0]
         dispatcher = Dispatcher(record, launcher=launcher, options=OPTIONS, clock=lambda: now[0])
@@ -362,6 +363,7 @@ class TestDeliveries:
         return len(living)
 
     @pytest.mark.parametrize("of_all", [0, 8])
+    @pytest.mark.quick_cases(1)
     def test_those_that_wait_for_mlflow_keep_few_drivers(
         self, dispatcher, launcher, record, post, clock, of_all
     ):

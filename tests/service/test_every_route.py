@@ -173,6 +173,7 @@ def assert_nothing(answer: Any, place: Place) -> None:
 
 class TestStrangers:
     @pytest.mark.parametrize("name", STRANGERS)
+    @pytest.mark.quick_cases(4)
     def test_they_get_nothing(self, place: Place, name: str) -> None:
         client = place.client()
         for method, path, _ in place.requests():

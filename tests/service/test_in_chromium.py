@@ -574,7 +574,7 @@ axe.run(parts, {resultTypes: ["violations"]}).then(
   error => done([String(error)]));
 """
 LOOKS = [
-    (360, "dark"),
+    (360, "dark"),  # without the fields, the longest page by far
     pytest.param(1200, "light", marks=pytest.mark.slow),
     pytest.param(1200, "dark", marks=pytest.mark.slow),
     pytest.param(360, "light", marks=pytest.mark.slow),
@@ -602,7 +602,7 @@ def test_axe_finds_nothing_and_no_page_scrolls_sideways(
         "/compare": "form",
         f"/compare?of={finished.experiment_id}/lstm&of={finished.experiment_id}/scornn": "main ul",
         "/new": "#spec",
-        "/fields": "#task-copying",
+        **({"/fields": "#task-copying"} if (width, scheme) != LOOKS[0] else {}),
         "/cluster": "#cluster table",
         "/storage": "main table",
         "/reproductions": "#suites table",

@@ -49,7 +49,9 @@ def measure_peak(act: Callable[[], Any]) -> int:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize(("what", "most"), [("pareto", 1_000), ("trials.csv", 8_000)])
+@pytest.mark.parametrize(
+    ("what", "most"), [("pareto", 1_000), pytest.param("trials.csv", 8_000, marks=pytest.mark.slow)]
+)
 def test_a_trial_more_costs_few_bytes(client, record, monkeypatch, what, most):
     """Its row alone takes 15,000; an export is a table, and its text, of all trials."""
     monkeypatch.setattr(queries, "READ_AT_ONCE", AT_ONCE)
@@ -79,6 +81,7 @@ class TestTakenUpAgain:
 
         return add
 
+    @pytest.mark.slow
     def test_a_longer_budget_holds_few_bytes_of_each_trial(self, record, over):
         def extend(id: str) -> None:
             spec = ExperimentSpec.from_stored(record.row(id).spec)

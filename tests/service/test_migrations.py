@@ -238,6 +238,7 @@ class TestEveryRevision:
         migrate(each_bare_url)
         return each_bare_url
 
+    @pytest.mark.quick_cases(3)
     def test_schema_and_rows_are_those_of_now_and_the_work_goes_on(self, url):
         with database.engine(url).connect() as connection:
             context = MigrationContext.configure(connection, opts={"compare_type": True})
@@ -321,6 +322,7 @@ def test_the_revisions_are_one_line():
 
 
 @pytest.mark.parametrize("wanted", [*REVISIONS[:-1], "base"])
+@pytest.mark.quick_cases(2)
 def test_a_downgrade_is_refused_with_words_and_changes_nothing(each_url, wanted):
     before = read_rows(each_url)["alembic_version"]
     config = _configure()

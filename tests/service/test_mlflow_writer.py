@@ -165,6 +165,7 @@ def test_a_trial_whose_run_a_person_deleted_gets_another(client, connect):
 
 @pytest.mark.parametrize("number", ["x", "0", "1", ""])
 @pytest.mark.parametrize("is_deleted", [False, True])
+@pytest.mark.quick_cases(3)
 def test_a_run_with_forged_tags_is_none_of_an_experiments_runs(client, connect, number, is_deleted):
     experiment = f"victim {number} {is_deleted}"
     runs = connect(experiment)

@@ -239,7 +239,8 @@ class TestServe:
         service.ask(f"{here}/cancel", {})
         service.wait_for(here, lambda e: e["state"] == "cancelled")
 
-    def test_stopped_or_killed_it_leaves_nothing_and_goes_on_later(self, service, spec):
+    @pytest.mark.slow
+    def test_stopped_it_leaves_nothing_and_goes_on_later(self, service, spec):
         here = service.ask("/v1/experiments", spec(**LONG))["links"]["self"]
         stream = urllib.request.urlopen(f"{service.url}{here}/events", timeout=PATIENCE)
         threading.Thread(target=stream.read, daemon=True).start()
@@ -251,6 +252,11 @@ class TestServe:
         service.start()
         again = service.wait_for(here, lambda e: e["state"] == "running")
         assert again["id"] in here
+        service.ask(f"{here}/cancel", {})
+        service.wait_for(here, lambda e: e["state"] == "cancelled")
+
+    def test_killed_it_leaves_nothing(self, service, spec):
+        here = service.ask("/v1/experiments", spec(**LONG))["links"]["self"]
         service.wait_for(here, lambda e: e["progress"]["running"] > 0)
         assert service.end(signal.SIGKILL) == []
 

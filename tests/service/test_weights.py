@@ -171,6 +171,7 @@ class TestTheRoute:
         assert answer.headers["Content-Disposition"] == f'attachment; filename="{name}"'
 
     @pytest.mark.parametrize("which", ["best", "last"])
+    @pytest.mark.quick_cases(1)
     def test_never_holds_a_whole_file(self, client, own_ledger, settings, which, monkeypatch):
         store, key = Store(settings.storage_folder), replicate_key(own_ledger.experiment_id, 0, 0)
         large = {"weights": torch.rand(12 * PIECE)}  # 48 MiB

@@ -291,6 +291,7 @@ class TestRungs:
         with pytest.raises(StaleAttemptError):
             first.advance()
 
+    @pytest.mark.slow  # test_fencing.py has each request alone
     def test_a_cut_off_process_writes_nothing_after_its_successor(self, tmp_path):
         """It stands still in mid-training while its successor, a process too, trains to the end."""
         first, second = (order(tmp_path, n, **KEPT) for n in (1, 2))

@@ -544,6 +544,7 @@ def check_rounds(e: Launched) -> None:
         assert trial.result.step == 20
 
 
+@pytest.mark.slow  # test_population.py plays Ray
 def test_four_trials_are_replaced_in_three_rounds(launched):
     e = launched("pbt")
     run_experiment(e.id, e.spec, e.ledger, e.options())

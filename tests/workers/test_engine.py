@@ -63,6 +63,7 @@ def let_diverge(monkeypatch, diverging):
 
 class TestReports:
     @pytest.mark.parametrize("replicates", [1, 3])
+    @pytest.mark.quick_cases(1)
     def test_they_are_those_of_a_trial_alone(self, bench, tmp_path, replicates):
         orders = [bench.order(n, replicates=replicates, seed=10 * n) for n in range(4)]
         told = bench.to_the_end(*orders)
@@ -473,6 +474,7 @@ class TestErrors:
 
 
 class TestOccupancy:
+    @pytest.mark.slow
     def test_lanes_hardly_idle_while_trials_come_and_go(self, tmp_path):
         """As under ASHA: two of three trials are stopped at a rung, after a while of deciding."""
         bench = Bench(tmp_path, lanes=8)

@@ -97,6 +97,7 @@ class TestLanesAreTrialsAlone:
                 key = f"e1/{each.number:05d}/{result.seed}"
                 assert_close(curve(tmp_path / "engine", key), curve(tmp_path / "alone", key))
 
+    @pytest.mark.slow  # test_lanes.py has the same of lanes without an engine
     def test_an_experiment_notices_no_bit_of_another_in_its_engine(self, tmp_path):
         """The other one diverges, leaves and is refilled; the bits of the curve stay."""
         quiet = order(tmp_path / "quiet", 0, steps=80)

@@ -73,6 +73,7 @@ VARIANTS = [
 
 
 @pytest.mark.parametrize(("name", "fields"), VARIANTS)
+@pytest.mark.quick_cases(6)
 def test_every_model_trains_in_lanes_as_alone(name, fields):
     model = {"name": name, **fields}
     compare(
@@ -110,6 +111,7 @@ SCHEDULES = [
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: "-".join(map(str, o.values())))
+@pytest.mark.quick_cases(3)
 def test_every_optimizer_works_in_lanes_as_alone(optimizer):
     plain = {key: optimizer[key] for key in ("name", "name_orth") if key in optimizer}
     options = [{**optimizer, **schedule} for schedule in SCHEDULES]
@@ -142,6 +144,7 @@ def test_every_optimizer_works_in_lanes_as_alone(optimizer):
     ],
     ids=str,
 )
+@pytest.mark.quick_cases(5)
 def test_every_task_trains_in_lanes_as_alone(small_corpora, task, model, steps):
     training = {"steps": steps, "evaluate_every": 5}
     configs = [
@@ -196,6 +199,7 @@ MIXED = [
     ],
     ids=lambda model: model["name"],
 )
+@pytest.mark.quick_cases(1)
 def test_what_is_left_to_the_host_between_steps_changes_nothing(model):
     configs = [config_of(model, training={"steps": s, "evaluate_every": 7}) for s in (30, 23)]
     lanes, alone = ([build(c, seed) for seed, c in enumerate(configs)] for _ in range(2))
@@ -288,7 +292,8 @@ def test_lanes_share_one_copy_of_a_corpus(small_corpora, task, read):
 
 @pytest.mark.data
 @pytest.mark.parametrize(
-    "task", ["ptb_chars", "pixel_mnist", pytest.param("fsdd", marks=pytest.mark.slow)]
+    "task",
+    ["pixel_mnist", *(pytest.param(t, marks=pytest.mark.slow) for t in ("ptb_chars", "fsdd"))],
 )
 def test_real_corpora_train_in_lanes_as_alone(task, data_root):
     tasks = {
@@ -345,6 +350,7 @@ class TestCheckpoints:
             ("scornn", "adagrad_tf1"),
         ],
     )
+    @pytest.mark.quick_cases(2)
     def test_a_checkpoint_moves_between_lanes_and_a_process_alone(self, model, name):
         optimizer = {"name": name, "momentum": 0.5}
         config = config_of(model, {"name": "text", "reset": True}, optimizer)

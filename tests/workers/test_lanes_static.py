@@ -89,6 +89,7 @@ def score_without_host(program, split="valid"):
 
 
 @pytest.mark.parametrize(("name", "fields"), VARIANTS)
+@pytest.mark.quick_cases(6)
 def test_no_step_of_any_model_asks_the_device_or_the_host(name, fields):
     program = make_program(config_of({"name": name, **fields}))
     step_without_host(program)
@@ -115,6 +116,7 @@ def test_no_optimizer_asks_the_device(name):
     ],
     ids=str,
 )
+@pytest.mark.quick_cases(2)
 def test_no_task_asks_the_device(task, small_corpora):
     program = make_program(config_of("tanh_rnn", task), data_root=small_corpora)
     step_without_host(program)
@@ -184,6 +186,7 @@ def recorded(monkeypatch):
     ],
     ids=str,
 )
+@pytest.mark.quick_cases(2)
 def test_repeated_steps_and_evaluations_are_those_alone(
     recorded, small_corpora, monkeypatch, model, task, segment, evaluations
 ):

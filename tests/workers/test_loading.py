@@ -29,6 +29,7 @@ print(gc.get_freeze_count(), len(gc.get_objects()), gc.isenabled())
 
 
 @pytest.mark.parametrize("program", [SERVICE, TRIAL], ids=["a service", "a fork server"])
+@pytest.mark.quick_cases(1)
 def test_nobody_looks_at_what_a_process_has_loaded(program):
     said = subprocess.run(
         [sys.executable, "-c", program + COUNTS], check=True, capture_output=True, text=True

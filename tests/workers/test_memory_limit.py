@@ -116,13 +116,8 @@ def test_trials_in_lanes_and_without_a_limit_are_not_watched():
     assert watch(make_order()) is None
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        "small",
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("wide-lstm", "copying-gru")),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["small", "wide-lstm", "copying-gru"])
 def test_the_guess_is_within_a_factor_of_two_of_the_truth(case):
     config = make_config(case)
     context = multiprocessing.get_context("spawn")

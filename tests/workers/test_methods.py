@@ -120,6 +120,7 @@ class TestRangesInSteps:
 
 class TestSamplersThatLearn:
     @pytest.mark.parametrize("method", [pytest.param("gp", marks=SLOW), "cmaes", "nsga2"])
+    @pytest.mark.quick_cases(1)
     def test_it_comes_close_also_where_a_new_driver_goes_on(self, tmp_path, method):
         b = bench(tmp_path, method, TWO, LEARNING[method])
         values = [loss(params) for params in b.run(loss, most=LEARNING[method] - 8)]
@@ -199,6 +200,7 @@ class TestSeveralObjectives:
     @pytest.mark.parametrize(
         ("method", "trials"), [("tpe", 40), pytest.param("gp", 20, marks=SLOW), ("nsga2", 40)]
     )
+    @pytest.mark.quick_cases(1)
     def test_the_whole_front_comes_closer_also_with_a_new_driver(self, tmp_path, method, trials):
         goals = {"objective": {"against": ["parameters"]}}
         b = bench(tmp_path, method, SIZED, trials, **goals)
@@ -232,6 +234,7 @@ class TestWarmStart:
         return Bench(folder, spec(search))
 
     @pytest.mark.parametrize("method", ["tpe", "cmaes", "nsga2"])
+    @pytest.mark.quick_cases(1)
     def test_the_first_points_are_as_good_as_earlier_ones_allow(self, tmp_path, method):
         b = self.start(tmp_path, method, 20)
         values = [loss(params) for params in b.run(loss)]

@@ -282,6 +282,7 @@ def test_a_model_that_forgets_or_doubles_a_parameter_is_refused(named, message):
         Optimizers(model, OptimizerConfig())
 
 
+@pytest.mark.slow  # it is a matter of seconds saved
 def test_no_update_rule_loads_pytorchs_slow_compiler():
     code = """
 import sys

@@ -101,6 +101,7 @@ def test_median_averages_each_report_once(monkeypatch):
 
 
 @pytest.mark.parametrize("good_enough", [None, 0.3])
+@pytest.mark.quick_cases(1)
 def test_median_decides_as_its_definition_says(good_enough):
     draw = np.random.default_rng(1)
     rule = Median([], "higher", good_enough, first=10, min_samples=3)

@@ -240,6 +240,7 @@ class TestOutcomes:
         assert b.study._parts[0]._study.direction == direction
 
     @pytest.mark.parametrize("seed", range(3))
+    @pytest.mark.quick_cases(1)
     def test_tpe_learns_to_avoid_a_region_that_diverges(self, tmp_path, seed):
         search = {"method": "tpe", "trials": 60, "seed": seed, "space": {"optimizer.lr": LR}}
         b = bench(tmp_path, search)
@@ -626,6 +627,7 @@ class TestANewDriver:
         assert all(each is axes[0] for each in axes)
 
     @pytest.mark.parametrize(("method", "most"), [("random", 250), ("tpe", 900)])
+    @pytest.mark.quick_cases(1)
     def test_it_keeps_under_a_kilobyte_of_a_trial_that_has_ended(self, tmp_path, method, most):
         axes = {"optimizer.lr": LR, "optimizer.weight_decay": {"low": 0.0, "high": 0.5}}
         b = bench(tmp_path, {"method": method, "space": axes, "trials": 200})

@@ -89,6 +89,7 @@ def test_as_many_train_at_once_as_there_are_cores(tmp_path, at_once, cpus, most)
 
 
 @pytest.mark.parametrize("cpus", [2, 8])
+@pytest.mark.quick_cases(1)
 def test_reports_are_those_of_one_core(tmp_path, cpus):
     one, several = (to_the_end(Attempt(order(tmp_path / str(n), n), "cpu")) for n in (1, cpus))
     assert without_time(several) == without_time(one)

@@ -179,6 +179,7 @@ def test_asha_prunes_trials_and_their_lanes_are_refilled(experiment):
         assert trial.result.step == max(trial.reports) < 60
 
 
+@pytest.mark.slow  # test_engine.py plays Ray
 def test_a_killed_engine_costs_no_trial_and_no_retry(experiment):
     e = experiment({**LONG, "search": rates(1, 2, 3, 4, 5)})
     handle = e.launch(retries=0, checkpoint_seconds=0.5)

@@ -155,6 +155,7 @@ def test_a_killed_one_has_failed_unless_memory_ran_out(launch, monkeypatch):
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.quick_cases(1)
 def test_drivers_outlive_their_zygote_and_the_next_one_forks_on(
     drivers, launch, tmp_path, monkeypatch, how
 ):
@@ -228,6 +229,7 @@ def test_a_zygote_that_cannot_load_is_told_and_tried_again(monkeypatch):
     broken.stop()
 
 
+@pytest.mark.slow  # a zygote loads for seconds
 def test_a_zygote_that_cannot_be_started_is_started_later(monkeypatch):
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
