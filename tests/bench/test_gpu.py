@@ -271,6 +271,7 @@ class TestIdleness:
 
 
 class TestPlots:
+    @pytest.mark.slow
     def test_of_lanes_and_of_occupancy_are_png_and_svg(self, tmp_path):
         rows = [{"lanes": n, "ms": 10.0 * n, "trials": 50.0 * n} for n in (1, 2, 4)]
         pictures.draw("lanes", {"copying": {"title": "copying", "rows": rows}}, tmp_path, "here")
@@ -365,6 +366,7 @@ class TestSections:
         assert notes.failed == {}
         assert (tmp_path / "step.json").stat().st_size > 0
 
+    @pytest.mark.slow
     def test_one_lane_compares_each_model_with_the_loop_and_cudnn(self, notes):
         one_lane.measure_part("copying-20", one_lane.PARTS["copying-20"], 300, SMALL, notes)
 

@@ -55,7 +55,7 @@ class EquationTests:
     def test_an_embedding_stands_before_the_input_matrix(self, nets, fields, embedding):
         check(self.run, nets, nets.shapes(), {**fields, **embedding})
 
-    @pytest.mark.quick_cases(12)
+    @pytest.mark.quick_cases(4)
     def test_gradients_agree_with_differences_of_the_numpy_loops(self, nets, fields):
         shapes = nets.shapes(input_size=3, output_size=2)
         model, x, parameters = check(self.run, nets, shapes, fields)

@@ -180,6 +180,7 @@ def test_added_seeds_train_only_the_value_that_was_chosen(client, reproducer, cl
     assert [(arm["trials"], arm["seeds"]) for arm in arms] == [(1, 9)] * 3
 
 
+@pytest.mark.slow
 def test_a_seed_that_diverged_is_not_trained_at_each_look(client, reproducer, cluster):
     cluster.is_first = lambda seed: seed not in (0, 3, 7)
     cluster.diverges = lambda units, seed: units == 128 and seed in (1, 11)
@@ -203,6 +204,7 @@ def test_with_added_seeds_all_are_cancelled_and_posted_again(client, reproducer,
     assert ended["until_decided"]["seeds"] == [10, 12]
 
 
+@pytest.mark.slow
 def test_the_page_of_kept_results_says_how_many_looks_it_took(
     client, reproducer, cluster, tmp_path
 ):
@@ -276,6 +278,7 @@ def test_a_killed_service_goes_on_with_its_seeds(
     assert len(cluster.trained) == 2 * 22
 
 
+@pytest.mark.slow
 def test_a_cancelled_one_goes_on_with_its_seeds(client, reproducer, cluster):
     cluster.is_first = lambda seed: seed not in (0, 3, 7)
     posted = post(client)
@@ -300,6 +303,7 @@ def test_seeds_of_a_finished_run_are_taken_over(client, reproducer, cluster):
     assert client.get(plain["links"]["self"]).json()["verdict"] == "not distinguishable"
 
 
+@pytest.mark.slow
 def test_repetitions_of_an_analysis_are_added_too(client, reproducer, monkeypatch):
     suite = load_suite("nnrnn/figure-1b")
     monkeypatch.setitem(suite.analyses["norms"].options, "vectors", 100)  # for 1000 take seconds

@@ -208,6 +208,7 @@ def points_of(browser: webdriver.Chrome, figure: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_an_exact_zero_leaves_the_axis_logarithmic(browser, serve, ledger, settings):
     complete(ledger, Path(settings.storage_folder), 8, "lstm", 0.01, ends_at=0.0)
     browser.get(f"{serve()}/experiments/{ledger.experiment_id}")
@@ -218,6 +219,7 @@ def test_an_exact_zero_leaves_the_axis_logarithmic(browser, serve, ledger, setti
     assert lowest > 0
 
 
+@pytest.mark.slow
 def test_the_solid_line_of_an_arm_is_its_best_so_far(browser, serve, ledger, settings):
     open_trial(ledger, 8, "lstm", 1e-3)
     attempt = ledger.begin(8)
@@ -233,6 +235,7 @@ def test_the_solid_line_of_an_arm_is_its_best_so_far(browser, serve, ledger, set
     assert "0.02" in text_of(browser, "#trials")
 
 
+@pytest.mark.slow
 def test_without_a_conditional_setting_a_line_reaches_the_end(browser, serve, client, record):
     spec = {
         **SPEC,
@@ -261,6 +264,7 @@ def test_without_a_conditional_setting_a_line_reaches_the_end(browser, serve, cl
     assert "not set" in text_of(browser, "#parallel .drawing")
 
 
+@pytest.mark.slow
 def test_a_setting_with_one_value_has_one_mark(browser, serve, ledger, settings):
     ledger.open(8, "lstm", {"optimizer.lr": 1e-3, "model.forget_bias": 2.5}, {}, "h8")
     result = summarise([seed_result(0, 0.05, "completed")])
@@ -282,6 +286,7 @@ def test_a_trial_shows_each_metric(browser, serve, ledger):
     assert not complain(browser, here)
 
 
+@pytest.mark.slow
 def test_a_wide_band_leaves_the_curves_their_height(browser, serve, client, record, settings):
     id = client.post("/v1/experiments", json=SPEC).json()["id"]
     ledger = RecordLedger(record.url, id, record.claim(id).generation)
@@ -404,6 +409,7 @@ def wait_for_colour(browser: webdriver.Chrome, selector: str, name: str, is_brig
     wait_until(is_so, pause=0.05)
 
 
+@pytest.mark.slow
 def test_the_page_of_the_api_is_dark_and_leads_back(browser, serve, ledger):
     address = serve()
     for scheme in ("dark", "light"):
@@ -432,6 +438,7 @@ def test_a_page_a_browser_kept_is_not_shown_after_signing_out(browser, serve, le
     find(browser, "#token")
 
 
+@pytest.mark.slow
 def test_a_race_is_a_table_of_who_is_behind_the_leader(browser, serve, client, record):
     race = Race(client, record)
     race.widen(0, 4)
@@ -447,6 +454,7 @@ def test_a_race_is_a_table_of_who_is_behind_the_leader(browser, serve, client, r
     wait_until(lambda: browser.find_elements(By.CSS_SELECTOR, "#race path.js-line"), pause=0.05)
 
 
+@pytest.mark.slow
 def test_a_comparison_shows_differences_against_seeds(browser, serve, finished):
     names = [f"of={finished.experiment_id}/{arm}" for arm in ("lstm", "scornn")]
     browser.get(f"{serve()}/compare?{'&'.join(names)}&smallest=0.5")
@@ -491,6 +499,7 @@ def test_a_phone_folds_what_is_long_and_draws_what_is_opened(browser, serve, fin
 
 
 @pytest.mark.parametrize("width", [390, 1200])
+@pytest.mark.slow
 def test_a_long_name_without_spaces_fits_its_page(browser, serve, client, spec, width):
     id = client.post("/v1/experiments", json=spec(name="x" * 120)).json()["id"]
     emulate(browser, width, "light")
@@ -522,6 +531,7 @@ def test_the_fields_are_short_on_a_phone_and_links_open_them(browser, serve):
     assert browser.execute_script(shown, "#model-scornn")
 
 
+@pytest.mark.slow
 def test_what_is_folded_stays_so_while_the_page_is_renewed(browser, serve, ledger, settings):
     emulate(browser, 1200, "light")
     browser.get(f"{serve()}/experiments/{ledger.experiment_id}")
@@ -533,6 +543,7 @@ def test_what_is_folded_stays_so_while_the_page_is_renewed(browser, serve, ledge
     assert not find(browser, "#failures details").get_property("open")
 
 
+@pytest.mark.slow
 def test_a_curve_that_stays_within_a_decade_has_labels(browser, serve, ledger):
     browser.get(f"{serve()}/experiments/{ledger.experiment_id}/trials/0")
     script = (

@@ -140,6 +140,7 @@ def run(network: torch.nn.Module) -> torch.Tensor:
 
 
 class TestTheClient:
+    @pytest.mark.quick_cases(1)
     def test_loads_what_training_selected_and_runs_it(self, experiment):
         best = experiment.best
         assert best["number"] in (0, 2), "a dict, as it always was"

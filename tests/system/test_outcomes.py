@@ -102,6 +102,7 @@ def finite(run: Any) -> bool:
 
 
 class TestOutcomes:
+    @pytest.mark.slow
     def test_completed_then_reused(self, running):
         (first,) = post(running, "completed")
         assert running.wait(first)["state"] == "completed"

@@ -42,6 +42,7 @@ def find_marked(mark: str) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.slow
 def test_a_service_that_does_not_start_shows_its_logs_end(tmp_path: Path) -> None:
     done = run_quickstart(tmp_path, "refused", EIGENSWEEP_HOST="0.0.0.0")
 

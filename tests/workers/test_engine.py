@@ -230,6 +230,7 @@ class TestLanes:
 
 
 class TestCommits:
+    @pytest.mark.slow
     def test_evaluations_of_many_lanes_take_a_share_of_the_time(self, bench, monkeypatch):
         commit, steps = Store.commit, []
 
