@@ -164,7 +164,9 @@ class Preview(_Answer):
     )
     search: SearchPreview
     arms: list[ArmPreview]
-    first: list[TrialPreview]
+    first: list[TrialPreview] = Field(
+        description="The first trials of grid and qmc; with other methods one end of each arm"
+    )
     estimate: Estimate | None
     memory: dict[str, ArmMemory] = Field(description="By arm, what its largest trial takes")
     side_by_side: SidePreview

@@ -307,6 +307,7 @@ def test_a_spec_is_previewed_refused_at_its_line_and_posted(browser, serve, reco
     find(browser, "#preview").click()
     wait_until(lambda: "trials9" in text_of(browser, "#result"))
     assert "core hours" in text_of(browser, "#result")
+    assert "First trials" in text_of(browser, "#result")
     browser.execute_script(
         "const t = document.getElementById('spec');"
         "t.value = t.value.replace('negative_fraction', 'negative_fractoin')"
@@ -326,6 +327,20 @@ def test_a_spec_is_previewed_refused_at_its_line_and_posted(browser, serve, reco
     find(browser, "#post").click()
     wait_until(lambda: "/experiments/" in browser.current_url)
     assert [each.experiment.name for each in record.experiments()] == ["quickstart"]
+
+
+def test_a_preview_of_tpe_says_what_it_does_and_no_trials(browser, serve):
+    browser.get(f"{serve()}/new")
+    arms = [{"model": {"name": name, "hidden_size": 4}} for name in ("lstm", "gru")]
+    rates = {"low": 1e-4, "high": 1e-1, "log": True}
+    search = {"method": "tpe", "trials": 9, "space": {"optimizer.lr": rates}}
+    content = {"task": {"name": "copying", "delay": 9}, "arms": arms, "training": {"steps": 9}}
+    text = json.dumps({**content, "search": search})
+    browser.execute_script("document.getElementById('spec').value = arguments[0]", text)
+    find(browser, "#preview").click()
+    wait_until(lambda: "tpe chooses each trial's arm, too" in text_of(browser, "#result"))
+    assert "One end of each arm" in text_of(browser, "#result")
+    assert "First trials" not in text_of(browser, "#result")
 
 
 REACHABLE = """

@@ -90,6 +90,7 @@ function show(found) {
     const mb = (bytes) => `${digits(Math.round(bytes / 1e6))} MB`;
     fact(`memory of a trial of ${arm}, about`, mb(taken.host_bytes) + (taken.device_bytes ? `, and ${mb(taken.device_bytes)} of a GPU` : ""));
   }
+  for (const words of found.search.words) add(result, "p", `${words}.`);
   for (const words of [...found.side_by_side.warnings, ...found.warnings]) add(result, "p", words, "problem");
   for (const [arm, why] of Object.entries(found.side_by_side.alone)) add(result, "p", `${arm} shares no lanes: ${why}`, "quiet");
   add(result, "h3", "Arms");
@@ -109,11 +110,13 @@ function show(found) {
       : `${digits(arm.smallest_parameters)} to ${digits(arm.largest_parameters)}`,
     arm.axes.map((each) => `${each.path}: ${each.values}`).join("; ") || "nothing",
   ]));
-  add(result, "h3", "First trials");
+  const known = ["grid", "qmc"].includes(found.search.method); // else results or dice choose them
+  const heading = known ? "First trials" : "One end of each arm";
+  add(result, "h3", heading);
   const first = scroll();
-  first.setAttribute("aria-label", "First trials");
-  fill(first, ["trial", "arm", "parameters", "settings"], found.first.map((trial) => [
-    String(trial.number),
+  first.setAttribute("aria-label", heading);
+  fill(first, [...(known ? ["trial"] : []), "arm", "parameters", "settings"], found.first.map((trial) => [
+    ...(known ? [String(trial.number)] : []),
     trial.arm,
     trial.parameters,
     trial.error ?? settings(trial.params),
