@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -68,10 +68,17 @@ class ArmPreview(_Answer):
     axes: list[AxisPreview]
 
 
+IN_ORDER: Final = frozenset({"grid", "qmc"})
+"""Methods whose first points follow from the spec."""
+
+
 class TrialPreview(_Answer):
     """One configuration, resolved; or why its point is invalid."""
 
-    number: int
+    number: int | None = Field(
+        description="null where the spec does not decide which trials come first, but chance or "
+        "results do: then this is one end of its arm's space, and no trial"
+    )
     arm: str
     params: dict[str, Any]
     config: dict[str, Any] | None
@@ -165,7 +172,7 @@ class Preview(_Answer):
     search: SearchPreview
     arms: list[ArmPreview]
     first: list[TrialPreview] = Field(
-        description="The first trials of grid and qmc; with other methods one end of each arm"
+        description="The first trials of grid and qmc; with other methods, one end of each arm"
     )
     estimate: Estimate | None
     memory: dict[str, ArmMemory] = Field(description="By arm, what its largest trial takes")
@@ -203,7 +210,10 @@ def preview(
             method=spec.search.method, words=explain_search(spec), warm_start=warm_start
         ),
         arms=[_arm(spec, space, arm.label, arm.model.name, configs) for arm in spec.arms_],
-        first=[_trial(spec, number, point) for number, point in enumerate(_first(spec, space))],
+        first=[
+            _trial(spec, number if spec.search.method in IN_ORDER else None, point)
+            for number, point in enumerate(_first(spec, space))
+        ],
         estimate=_estimate(spec, configs, trials),
         memory=describe_memory(spec, guesses),
         side_by_side=side_by_side or SidePreview(lanes=spec.resources.lanes),
@@ -263,7 +273,7 @@ def _values(axis: Parameter) -> str:
     return f"{low} to {high}{step}{', logarithmic' if axis.log else ''}"
 
 
-def _trial(spec: ExperimentSpec, number: int, point: Point) -> TrialPreview:
+def _trial(spec: ExperimentSpec, number: int | None, point: Point) -> TrialPreview:
     try:
         config = spec.trial(point)
     except InvalidPointError as error:

@@ -26,6 +26,7 @@ def test_it_counts_and_shows_the_first_configurations_in_order():
     found = preview(spec)
     assert (found.points, found.trials) == (6, 6)
     assert found.first[1].params == {"model.hidden_size": 16, "optimizer.lr": 0.01}
+    assert [trial.number for trial in found.first] == list(range(len(found.first)))
     assert found.first[1].hash == spec.trial(spec.space().point(1)).content_hash()
     assert abs(found.baseline - spec.task.baseline()) < 1e-12
 
@@ -46,6 +47,7 @@ def test_an_endless_space_shows_examples_and_trials_asked_for():
     )
     assert (found.points, found.trials) == (None, 7)
     assert found.first[0].params == {"optimizer.lr": 1e-4}
+    assert found.first[0].number is None, "chance chooses the first trial"
     assert found.arms[0].axes[0].values == "0.0001 to 0.1, logarithmic"
 
 

@@ -159,6 +159,14 @@ def test_a_folder_is_told_with_the_files_in_it(
     assert cli("preview", "quickstart").exit_code == 0
 
 
+def test_a_preview_names_ends_of_arms_where_chance_chooses(cli: Cli, spec: str) -> None:
+    grid = cli("preview", "quickstart").stdout
+    search = ("--set", "search.method=random", "--set", "search.trials=9")
+    other = cli("preview", "quickstart", *search).stdout
+    assert ("trial  arm" in grid, "one end of" in grid) == (True, False)
+    assert ("trial  arm" in other, "one end of" in other) == (False, True)
+
+
 def test_a_model_of_several_arms_is_told_with_the_place_of_one(cli: Cli, spec: str) -> None:
     id = json.loads(cli("submit", spec, "--follow", "--json").stdout.splitlines()[-1])["id"]
     done = cli("extend", id, "--set", "model.hidden_size=9")

@@ -282,7 +282,7 @@ def test_a_model_that_forgets_or_doubles_a_parameter_is_refused(named, message):
         Optimizers(model, OptimizerConfig())
 
 
-@pytest.mark.slow  # it is a matter of seconds saved
+@pytest.mark.slow  # it guards a start's speed, and no result
 def test_no_update_rule_loads_pytorchs_slow_compiler():
     code = """
 import sys

@@ -76,7 +76,7 @@ def test_it_has_each_arms_best_trial_and_the_searchs_plots(tmp_path):
     assert "| none | - | 0 | - | - | - | - | 1 diverged |" in text
 
 
-@pytest.mark.slow  # it is a matter of seconds saved
+@pytest.mark.slow  # it guards a start's speed, and no result
 def test_the_program_that_draws_does_not_wait_for_pytorch():
     program = f"import sys, {PLOTS}; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "False\n"

@@ -237,16 +237,19 @@ def describe_preview(content: Answer) -> Iterator[Part]:
     )
     yield Table(("arm", "points", "parameters", "varies"), arms)
     yield ""
+    known = all(trial["number"] is not None for trial in content["first"])
     first = (
         (
-            *(trial["number"], trial["arm"], format_cell("parameters", trial["parameters"])),
+            *((trial["number"], trial["arm"]) if known else (trial["arm"],)),
+            format_cell("parameters", trial["parameters"]),
             f"invalid: {trial['error']}"
             if trial["error"]
             else format_cell("settings", trial["params"]),
         )
         for trial in content["first"]
     )
-    yield Table(("trial", "arm", "parameters", "settings"), first)
+    place = ("trial", "arm") if known else ("one end of",)
+    yield Table((*place, "parameters", "settings"), first)
     if cost := content["estimate"]:
         low, high = cost["seconds_a_trial_low"], cost["seconds_a_trial_high"]
         yield (

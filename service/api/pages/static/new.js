@@ -110,7 +110,7 @@ function show(found) {
       : `${digits(arm.smallest_parameters)} to ${digits(arm.largest_parameters)}`,
     arm.axes.map((each) => `${each.path}: ${each.values}`).join("; ") || "nothing",
   ]));
-  const known = ["grid", "qmc"].includes(found.search.method); // else results or dice choose them
+  const known = found.first.every((trial) => trial.number !== null);
   const heading = known ? "First trials" : "One end of each arm";
   add(result, "h3", heading);
   const first = scroll();
