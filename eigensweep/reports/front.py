@@ -340,7 +340,7 @@ def machine_words(shown: Iterable[Shown]) -> list[str]:
     lines = []
     for (processor, note), spent in seconds.items():
         used = " or ".join(sorted(threads[processor, note])) or "1 thread for each trial"
-        beside = note or "nobody has said so"
+        beside = (note or "nobody has said so").rstrip(".")
         lines.append(
             f"- {processor}, {used}, {spent / 3600:.1f} hours of training, evaluations included. "
             f"What else ran there: {beside}."

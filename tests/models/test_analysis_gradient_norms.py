@@ -83,7 +83,7 @@ def test_pieces_give_what_the_whole_gives(enrnn, nets, monkeypatch):
 
 @pytest.mark.parametrize("name", [n for n in MODELS if not n.startswith("constructed")])
 @pytest.mark.parametrize("kind", ["symbols", "values"])
-@pytest.mark.quick_cases(16)
+@pytest.mark.quick_cases(8)
 def test_every_model_has_maps_that_match_its_jacobian(nets, name, kind):
     shapes = nets.shapes(input_size=4, output_size=3, input_kind=kind)
     model = nets.generic(name, shapes)

@@ -87,7 +87,7 @@ class TestEachBackend:
     @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
     @pytest.mark.parametrize("inputs", ["symbols", "values"])
     @pytest.mark.parametrize("readout", ["all", "last"])
-    @pytest.mark.quick_cases(48)
+    @pytest.mark.quick_cases(24)
     def test_values_and_gradients_are_those_of_the_reference(
         self, backend, cell, readout, inputs, sizes
     ):

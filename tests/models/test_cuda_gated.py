@@ -90,7 +90,7 @@ def check(cell, sizes, inputs="symbols", readout="all", tolerance=TOLERANCE, **o
 
 @pytest.mark.parametrize("cell", KINDS.values(), ids=KINDS)
 class TestTheKernelIsTheReference:
-    @pytest.mark.quick_cases(5)
+    @pytest.mark.quick_cases(2)
     def test_for_values_read_out_at_each_step_in_several_chunks(self, on_cpu, cell):
         check(cell, (5, 3, 19, 4, 3), "values", chunk=2)
 
@@ -195,7 +195,7 @@ def compile_for(shape, device):
 @pytest.mark.usefixtures("nvrtc")
 class TestTheKernelIsCompiled:
     @pytest.mark.parametrize("cell", Cell)
-    @pytest.mark.quick_cases(3)
+    @pytest.mark.quick_cases(2)
     def test_the_largest_size_of_all_fits(self, cell):
         for shape in shapes(cell, [CLUSTERS[cell][-1][0]], rows=(4,)):
             most = SPILLING.get(cell, MOST_SPILLED)
@@ -203,7 +203,7 @@ class TestTheKernelIsCompiled:
 
     @pytest.mark.parametrize("device", SHARED_BYTES)
     @pytest.mark.parametrize("cell", [Cell.LSTM, Cell.CORNN, Cell.LEM])
-    @pytest.mark.quick_cases(3)
+    @pytest.mark.quick_cases(2)
     def test_each_generation_of_devices_is_compiled_for(self, device, cell):
         compiled = compile_for(GatedShape(cell, 96, 1, 1, True), device)
         assert compiled.cubin.startswith(b"\x7fELF")

@@ -32,7 +32,7 @@ def answers(kernels_folder):
 
 
 @pytest.mark.parametrize("scene", ["scan", "scan in clusters", "scan of pairs", *CELLS, "lanes"])
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(1)
 def test_values_and_gradients_are_those_of_the_reference(answers, scene):
     assert answers[scene] is None
 

@@ -164,7 +164,7 @@ INITIAL_FIELDS = [
 
 
 @pytest.mark.parametrize(("name", "field"), INITIAL_FIELDS)
-@pytest.mark.quick_cases(40)
+@pytest.mark.quick_cases(20)
 def test_a_field_of_initial_values_changes_the_model(nets, name, field):
     extra = {"encoder": "embedding"} if field == "embedding_init" else {}
     starts = [

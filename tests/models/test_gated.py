@@ -156,7 +156,7 @@ def expect():
 class TestEachCell:
     @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
     @pytest.mark.parametrize("inputs", ["symbols", "values"])
-    @pytest.mark.quick_cases(64)
+    @pytest.mark.quick_cases(32)
     def test_values_and_gradients_are_those_of_the_reference(
         self, backend, expect, cell, inputs, sizes
     ):
@@ -184,7 +184,7 @@ class TestEachCell:
 
     @pytest.mark.parametrize("whole_row", [False, True], ids=["one entry", "a row"])
     @pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan], ids=str)
-    @pytest.mark.quick_cases(40)
+    @pytest.mark.quick_cases(20)
     def test_a_bad_input_spoils_what_it_spoils_in_the_reference(
         self, backend, cell, bad, whole_row
     ):
@@ -209,7 +209,7 @@ class TestEachCell:
         leaves = [t.requires_grad_() for t in leaves]
         assert_close(outcome(fast, cell, x, leaves, backend=backend), expected)
 
-    @pytest.mark.quick_cases(7)
+    @pytest.mark.quick_cases(3)
     def test_finite_differences_give_the_same_gradients(self, backend, cell):
         x, leaves = draw(cell, (3, 2, 2, 1, 1), "values")
 
@@ -254,7 +254,7 @@ class TestEachCell:
 class TestLanes:
     """Two networks as one program, as `torch.vmap` makes it of the code for one."""
 
-    @pytest.mark.quick_cases(20)
+    @pytest.mark.quick_cases(10)
     def test_each_lane_is_the_network_alone(self, backend, cell, inputs, shared):
         x, leaves = draw(cell, SIZES["odd"], inputs, lanes=(2,))
         x = (x[0] if shared else x).requires_grad_(inputs == "values")
@@ -267,7 +267,7 @@ class TestLanes:
         wanted = [t for t in (x, *leaves) if t.requires_grad]
         assert_close(gradients(stacked, wanted), gradients(expected, wanted))
 
-    @pytest.mark.quick_cases(20)
+    @pytest.mark.quick_cases(10)
     def test_gradients_inside_a_map_are_those_of_each_lane(self, backend, cell, inputs, shared):
         x, leaves = draw(cell, SIZES["odd"], inputs, lanes=(2,))
         x, leaves = (x[0] if shared else x), tuple(leaf.detach() for leaf in leaves)

@@ -40,7 +40,7 @@ def close(found, expected):
 
 @pytest.mark.parametrize(("name", "fields"), VARIANTS)
 class TestLanes:
-    @pytest.mark.quick_cases(15)
+    @pytest.mark.quick_cases(6)
     def test_values_gradients_and_updates_are_those_of_one_network(self, nets, name, fields):
         networks = lanes_of(nets, name, fields)
         stack = Stack(networks)
@@ -70,7 +70,7 @@ class TestLanes:
         if name == "enrnn" and networks[0].config.short:
             assert stack.buffers["model.switched"].tolist() == [False, True]
 
-    @pytest.mark.quick_cases(15)
+    @pytest.mark.quick_cases(6)
     def test_reports_and_matrices_have_lanes_first(self, nets, name, fields):
         networks = lanes_of(nets, name, fields)
         stack = Stack(networks)

@@ -56,7 +56,7 @@ def move_by_rules(stack, rates):
 
 @pytest.mark.parametrize("kind", ["symbols", "values"])
 @pytest.mark.parametrize(("name", "fields"), VARIANTS)
-@pytest.mark.quick_cases(16)
+@pytest.mark.quick_cases(6)
 def test_a_training_step_of_lanes_never_waits(nets, name, fields, kind):
     if MODELS[name].not_static is not None:
         pytest.skip(MODELS[name].not_static)
@@ -120,7 +120,7 @@ def known():
     ("backend", "spoilt"), [("native", torch.nan), ("native", 1e30), ("torch", torch.nan)]
 )
 @pytest.mark.parametrize(("name", "fields"), VARIANTS)
-@pytest.mark.quick_cases(24)
+@pytest.mark.quick_cases(12)
 def test_a_lane_keeps_its_bits_whatever_its_neighbour_does(
     nets, known, name, fields, backend, spoilt, monkeypatch
 ):

@@ -71,7 +71,7 @@ class TestEachBackend:
     @pytest.mark.parametrize("inputs", ["symbols", "values"])
     @pytest.mark.parametrize("readout", ["all", "last"])
     @pytest.mark.parametrize("activation", ACTIVATIONS)
-    @pytest.mark.quick_cases(80)
+    @pytest.mark.quick_cases(40)
     def test_values_and_gradients_are_those_of_the_reference(
         self, backend, activation, readout, inputs, sizes
     ):
@@ -85,7 +85,7 @@ class TestEachBackend:
     @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
     @pytest.mark.parametrize("readout", ["all", "last"])
     @pytest.mark.parametrize("activation", ["identity", "modrelu"])
-    @pytest.mark.quick_cases(16)
+    @pytest.mark.quick_cases(8)
     def test_an_input_may_enter_the_state_as_it_is(self, backend, activation, readout, sizes):
         x, leaves = draw(sizes, "states")
         x.requires_grad_()
@@ -99,7 +99,7 @@ class TestEachBackend:
     @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
     @pytest.mark.parametrize("inputs", ["symbols", "values", "states"])
     @pytest.mark.parametrize("readout", ["all", "last"])
-    @pytest.mark.quick_cases(24)
+    @pytest.mark.quick_cases(12)
     def test_states_too_long_are_clipped_as_in_the_reference(self, backend, readout, inputs, sizes):
         x, leaves = draw(sizes, inputs)
         x.requires_grad_(inputs != "symbols")
@@ -195,7 +195,7 @@ class TestEachBackend:
     @pytest.mark.parametrize("activation", ACTIVATIONS)
     @pytest.mark.parametrize("whole_row", [False, True], ids=["one entry", "a row"])
     @pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan], ids=str)
-    @pytest.mark.quick_cases(24)
+    @pytest.mark.quick_cases(12)
     def test_a_bad_input_spoils_what_it_spoils_in_the_reference(
         self, backend, activation, bad, whole_row
     ):

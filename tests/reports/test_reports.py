@@ -19,7 +19,13 @@ from eigensweep.analyses.messages import OUTCOME
 from eigensweep.reports import __main__ as process
 from eigensweep.reports import pictures
 from eigensweep.reports.book import make_page
-from eigensweep.reports.front import EarlierReport, Shown, write_claims, write_logs
+from eigensweep.reports.front import (
+    EarlierReport,
+    Shown,
+    machine_words,
+    write_claims,
+    write_logs,
+)
 from eigensweep.reports.markdown import write_report
 from eigensweep.reports.measurements import ArmsMeasured, find_number, first_step
 from eigensweep.reports.messages import (
@@ -860,3 +866,12 @@ def test_a_row_that_waits_says_for_what_and_logs_stand_beside(tmp_path):
     assert len(rows) == 2
     assert "both after 41 iterations" in rows[1]
     assert "not comparable" in rows[1]
+
+
+def test_what_else_ran_is_one_sentence_however_it_was_written(tmp_path):
+    spec = make_specs("nnrnn/figure-5a", "full")["main"]
+    made = make_experiment(tmp_path, "main", spec, {"l1_256": [0.1] * 10})
+    order = make_order("nnrnn/figure-5a", tmp_path, experiments=[made], budget="full")
+    results = collect(order).model_copy(update={"note": "nothing else."})
+    (line,) = machine_words([Shown(results, judge_results(results), False)])
+    assert line.endswith("What else ran there: nothing else.")

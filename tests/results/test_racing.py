@@ -315,7 +315,7 @@ class TestSweep:
         assert bench.ledger.load()[1].reports == {20: {"objective": 1.0}}
 
     @pytest.mark.parametrize("at", range(17, 34))
-    @pytest.mark.quick_cases(6)
+    @pytest.mark.quick_cases(3)
     def test_wherever_its_driver_dies_the_race_ends_the_same(self, tmp_path, at, monkeypatch):
         bench, writes = Bench(tmp_path / "whole", race_spec()), 0
         list(play(bench))

@@ -60,6 +60,7 @@ class TestEveryPreset:
         for arm in preview(preset).arms:
             assert arm.largest_parameters is not None
 
+    @pytest.mark.quick_cases(40)
     def test_none_of_its_points_is_invalid(self, name):
         preset = load_preset(name)
         for point in preset.space():

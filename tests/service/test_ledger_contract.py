@@ -371,6 +371,7 @@ class TestEveryLedger:
         ledger.set_run("parent", "1")
         assert pickle.loads(pickle.dumps(ledger)).experiment_run() == "parent"
 
+    @pytest.mark.quick_cases(20)
     @pytest.mark.parametrize("name", WRITES)
     def test_no_write_of_a_driver_with_a_successor_is_taken(self, subject, name):
         ledger = subject.ledger

@@ -115,7 +115,7 @@ class TestTable:
 
 
 @pytest.mark.parametrize("state", EXPERIMENT_STATES)
-@pytest.mark.quick_cases(5)
+@pytest.mark.quick_cases(3)
 def test_each_state_allows_the_actions_of_the_table_alone(
     client: TestClient, record: Record, spec: Any, state: str
 ) -> None:

@@ -72,6 +72,7 @@ def status(there: socket.socket) -> int:
 ANNOUNCED = (f"Content-Length: {LARGE}",), ("Transfer-Encoding: chunked",)
 
 
+@pytest.mark.quick_cases(8)
 @pytest.mark.parametrize("length", ANNOUNCED)
 @pytest.mark.parametrize(
     ("user", "path", "refused"),

@@ -73,7 +73,7 @@ VARIANTS = [
 
 
 @pytest.mark.parametrize(("name", "fields"), VARIANTS)
-@pytest.mark.quick_cases(6)
+@pytest.mark.quick_cases(3)
 def test_every_model_trains_in_lanes_as_alone(name, fields):
     model = {"name": name, **fields}
     compare(
@@ -111,7 +111,7 @@ SCHEDULES = [
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: "-".join(map(str, o.values())))
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(2)
 def test_every_optimizer_works_in_lanes_as_alone(optimizer):
     plain = {key: optimizer[key] for key in ("name", "name_orth") if key in optimizer}
     options = [{**optimizer, **schedule} for schedule in SCHEDULES]
@@ -144,7 +144,7 @@ def test_every_optimizer_works_in_lanes_as_alone(optimizer):
     ],
     ids=str,
 )
-@pytest.mark.quick_cases(5)
+@pytest.mark.quick_cases(3)
 def test_every_task_trains_in_lanes_as_alone(small_corpora, task, model, steps):
     training = {"steps": steps, "evaluate_every": 5}
     configs = [
@@ -350,7 +350,7 @@ class TestCheckpoints:
             ("scornn", "adagrad_tf1"),
         ],
     )
-    @pytest.mark.quick_cases(2)
+    @pytest.mark.quick_cases(1)
     def test_a_checkpoint_moves_between_lanes_and_a_process_alone(self, model, name):
         optimizer = {"name": name, "momentum": 0.5}
         config = config_of(model, {"name": "text", "reset": True}, optimizer)

@@ -129,6 +129,7 @@ class TestSamplersThatLearn:
         assert mean(later) < mean(values[:8]) / 2
         assert sum(map(math.isinf, later)) < 3
 
+    @pytest.mark.quick_cases(2)
     @pytest.mark.parametrize("method", ["tpe", *LEARNING])
     def test_a_new_driver_proposes_what_one_that_remembers_would(self, tmp_path, method):
         b = bench(tmp_path, method, TWO, 40)

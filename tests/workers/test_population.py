@@ -232,7 +232,7 @@ class TestRounds:
 
 class TestNewDrivers:
     @pytest.mark.parametrize("killed_after", range(1, 9))
-    @pytest.mark.quick_cases(3)
+    @pytest.mark.quick_cases(2)
     def test_a_driver_that_starts_anew_decides_the_same(self, tmp_path, killed_after):
         undisturbed = Stage(population(tmp_path / "one"))
         for _ in range(4):
@@ -351,7 +351,7 @@ class TestKills:
 
     @pytest.mark.parametrize("before", [True, False])
     @pytest.mark.parametrize("act", [11, 12, 13, 14, 15])
-    @pytest.mark.quick_cases(3)
+    @pytest.mark.quick_cases(2)
     def test_whatever_was_done_last_in_a_round_all_ends_the_same(
         self, undisturbed, tmp_path, act, before
     ):

@@ -136,7 +136,7 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Digits
 
 @pytest.mark.parametrize("case", CASES)
 class TestOneConfiguration:
-    @pytest.mark.quick_cases(9)
+    @pytest.mark.quick_cases(4)
     def test_gives_a_forked_process_what_it_gives_a_notebook(
         self, case, tmp_path, forked, notebook
     ):
@@ -146,7 +146,7 @@ class TestOneConfiguration:
         assert json.loads(told[REPORT])["outcome"] == "completed", told[REPORT]
         assert_same(read(tmp_path, CASES[case], "e1/00003"), notebook(case))
 
-    @pytest.mark.quick_cases(9)
+    @pytest.mark.quick_cases(4)
     def test_gives_the_same_in_two_attempts(self, case, tmp_path, notebook):
         order = order_of(CASES[case], tmp_path)
         assert open_attempt(order, "cpu").advance().step == HALF
@@ -154,7 +154,7 @@ class TestOneConfiguration:
         assert second.advance().outcome == "completed"
         assert_same(read(tmp_path, CASES[case], "e1/00003"), notebook(case))
 
-    @pytest.mark.quick_cases(9)
+    @pytest.mark.quick_cases(4)
     def test_gives_the_same_wherever_its_memory_lies(self, case, tmp_path, monkeypatch, notebook):
         expected = notebook(case)
         for task in (Copying, Adding):

@@ -182,6 +182,7 @@ class TestArms:
         {"model": {"name": "lstm", "hidden_size": 8}},
     )
 
+    @pytest.mark.quick_cases(1)
     @pytest.mark.parametrize("method", ["random", "tpe"])
     def test_a_sampler_sees_each_arms_own_parameters_and_no_others(self, tmp_path, method):
         search = {"method": method, "trials": 30, "space": {"optimizer.lr": LR}}

@@ -154,7 +154,7 @@ class TestEveryStore:
         ("keep", "checkpoints", "best"),
         [("last", [10], True), ("best", [], True), ("none", [], False)],
     )
-    @pytest.mark.quick_cases(4)
+    @pytest.mark.quick_cases(2)
     def test_a_rule_removes_what_it_says(self, store, keep, checkpoints, best):
         store.begin(KEY, 1)
         commit(store, 1, 5)
@@ -289,7 +289,7 @@ class TestWhoComesLate:
         return act
 
     @pytest.mark.parametrize("commits", [0, 1, 7])
-    @pytest.mark.quick_cases(4)
+    @pytest.mark.quick_cases(2)
     def test_its_objects_count_for_nothing(self, store, url, monkeypatch, commits):
         store.begin(KEY, 1)
         commit(store, 1, 10, since=1)
@@ -369,7 +369,7 @@ class KilledError(BaseException):
     [("s3", 3), *((kind, moment) for kind in ("folder", "gs") for moment in range(6))],
     indirect=["url"],
 )
-@pytest.mark.quick_cases(5)
+@pytest.mark.quick_cases(3)
 def test_a_kill_at_any_request_leaves_a_whole_commit_or_none(store, url, monkeypatch, moment):
     store.begin(KEY, 1)
     commit(store, 1, 5)

@@ -81,7 +81,7 @@ class TestGoingOn:
     @pytest.mark.parametrize("task", SMALL_TASKS)
     @pytest.mark.parametrize("optimizer", ["adam", "rmsprop", "adagrad"])
     @pytest.mark.parametrize("model", [*MODEL_SIZES, "enrnn with the switch on"])
-    @pytest.mark.quick_cases(10)
+    @pytest.mark.quick_cases(5)
     def test_a_training_that_was_cut_off_goes_on_bit_for_bit(self, model, optimizer, task):
         name, _, switched = model.partition(" ")
         config = trial(
