@@ -174,6 +174,10 @@ def error_of_undone(
     return f"{happened} The result is that of before."
 
 
+Ended = tuple[ExperimentEnd, str | None]
+"""How an experiment ended, and why if not well."""
+
+
 @dataclass(frozen=True)
 class ResumeState:
     """What a driver is told of its experiment when it starts, for the first time or again."""
@@ -186,6 +190,8 @@ class ResumeState:
     """How long the experiment has been at work, without the time it was paused or over."""
     owner: str = "unknown"
     """The user who posted it."""
+    ended: Ended | None = None
+    """How it has ended, and its driver only brings MLflow up to date; None: it has not."""
 
 
 class TrialLedger(Protocol):
@@ -333,10 +339,11 @@ class CourseLedger(Protocol):
         Return whether it is. It is not where a person has cancelled it meanwhile.
         """
 
-    def end(self, state: ExperimentEnd, error: str | None = None) -> ExperimentEnd:
-        """Record that the experiment is over; return its state.
+    def end(self, state: ExperimentEnd, error: str | None = None) -> Ended:
+        """Record that the experiment is over; return how, as it is recorded.
 
-        That is `cancelled` in place of `completed` if a person asked for it before.
+        It is `cancelled` in place of `completed` if a person asked for it before. An experiment
+        that is over already stays as it is.
         """
 
 

@@ -84,6 +84,11 @@ class _Supervised:
     failures: int = 0
     """How often in a row it died like that."""
 
+    def queue(self) -> None:
+        """Forget the driver of an experiment that is queued again: it was shut out."""
+        self.driver, self.is_over = None, False
+        self.over_since, self.is_leaving = None, False
+
 
 @dataclass
 class Dispatcher:
@@ -202,8 +207,11 @@ class Dispatcher:
             return
         unfinished = self.record.list_unfinished()
         newcomers, queued = self._list_next(unfinished)
-        ids = {each.id for each in unfinished} | set(newcomers) | set(queued)
+        driven = {each.id for each in unfinished}
+        ids = driven | set(newcomers) | set(queued)
         self._supervised = {id: known for id, known in self._supervised.items() if id in ids}
+        for id in self._supervised.keys() - driven:
+            self._supervised[id].queue()
         running = 0
         for each in unfinished:
             known = self._supervised.setdefault(each.id, _Supervised())

@@ -315,7 +315,10 @@ class FileLedger:
     def resume_state(self) -> ResumeState:
         with self._open(write=True) as content:
             started = content.setdefault("started_at", time.time())
-            return ResumeState(content["edition"], content["closed"], time.time() - started)
+            end = content["end"]
+            ended = None if end is None else tuple(end)
+            spent = time.time() - started
+            return ResumeState(content["edition"], content["closed"], spent, ended=ended)
 
     def record_phase(self, phase: Phase) -> None:
         with self._change() as content:
@@ -357,7 +360,7 @@ class FileLedger:
     def end(self, state: Any, error: str | None = None) -> Any:
         with self._change() as content:
             if content["end"] is not None:
-                return state
+                return tuple(content["end"])
             if state == "completed" and content["intent"] == "cancel":
                 state = "cancelled"
             content["end"] = [state, error]
@@ -365,7 +368,7 @@ class FileLedger:
                 if trial["state"] in OPEN_TRIALS:
                     entry = _read_entry(trial)
                     self._put(content, entry.ended("cancelled", entry.result, None))
-        return state
+        return state, error
 
     # For tests.
 

@@ -362,6 +362,24 @@ class TestDeliveries:
                 driver.now = "ended"
         return len(living)
 
+    def test_those_that_are_tried_again_count_for_the_queue_alone(
+        self, dispatcher, launcher, record, post, clock
+    ):
+        posted: list[str] = []
+        for _ in range(2):
+            posted += [post(), post()]
+            dispatcher.tick()
+            for driver in launcher.launched[-2:]:
+                driver.ledger.end("failed", "no luck")
+        dispatcher.tick()
+        assert ids(launcher) == posted, "and all four still deliver"
+        for id in posted:
+            record.retry(id)
+        for driver in launcher.launched:
+            driver.now = "ended"  # it was shut out
+        dispatcher.tick()
+        assert ids(launcher)[4:] == posted[:2]
+
     @pytest.mark.parametrize("of_all", [0, 8])
     @pytest.mark.quick_cases(1)
     def test_those_that_wait_for_mlflow_keep_few_drivers(

@@ -91,7 +91,7 @@ class TestRecordLedger:
 
     def test_what_was_completed_cannot_be_cancelled_any_more(self, record, spec):
         ledger = post_and_claim(record, spec())
-        assert ledger.end("completed") == "completed"
+        assert ledger.end("completed")[0] == "completed"
         assert record.row(ledger.experiment_id).state == "completed"
         with pytest.raises(WrongStateError):
             record.cancel(ledger.experiment_id)

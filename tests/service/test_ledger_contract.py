@@ -415,10 +415,16 @@ class TestEveryLedger:
 
     def test_a_cancellation_accepted_at_the_end_is_recorded(self, subject):
         subject.cancel()
-        assert subject.ledger.end("completed") == "cancelled"
+        assert subject.ledger.end("completed")[0] == "cancelled"
 
     def test_an_end_that_nobody_has_cancelled_is_recorded_as_it_is(self, ledger):
-        assert ledger.end("completed") == "completed"
+        assert ledger.end("completed")[0] == "completed"
+
+    def test_the_first_end_of_an_experiment_stands_and_is_told(self, ledger):
+        assert ledger.resume_state().ended is None
+        assert ledger.end("failed", "no luck") == ("failed", "no luck")
+        assert ledger.end("completed") == ("failed", "no luck")
+        assert ledger.resume_state().ended == ("failed", "no luck")
 
     def test_a_pause_that_nobody_wants_is_refused(self, subject):
         ledger = subject.ledger

@@ -308,7 +308,7 @@ class TestEveryRevision:
         assert done.reports == {50: {"loss": 0.5}, 100: {"loss": 0.5}}
         attempt = ledger.begin(waiting.number)
         ledger.finish(waiting.number, attempt, "completed", Result(value=0.125, step=100))
-        assert ledger.end("completed") == "completed"
+        assert ledger.end("completed")[0] == "completed"
         best = Record(url).experiment("running").best
         assert best is not None
         assert (best.trial.number, attempt) == (1, 2)

@@ -257,7 +257,7 @@ class TestPause:
         record.cancel(id)
         assert ledger.intent() == "cancel"
         assert not ledger.pause()
-        assert ledger.end("completed") == "cancelled"
+        assert ledger.end("completed")[0] == "cancelled"
 
 
 def test_a_driver_without_room_says_so_until_its_first_trial(record, id):

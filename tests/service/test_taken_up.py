@@ -73,7 +73,7 @@ class TestRetry:
         assert (ledger.resume_state().edition, ledger.resume_state().is_closed) == (1, False)
         played.ledger.finish(1, played.ledger.begin(1), "completed", Result(value=0.1, step=100))
         assert record.experiment(played.id).best.trial.number == 1
-        assert ledger.end("completed") == "completed"
+        assert ledger.end("completed")[0] == "completed"
 
     def test_a_driver_that_still_delivers_may_write_no_more(self, record, played):
         played.ledger.end("completed")
@@ -89,7 +89,7 @@ class TestRetry:
         ledger = played.drive()
         assert ledger.resume_state().is_closed
         ledger.finish(1, ledger.begin(1), "completed", Result(value=0.1, step=100))
-        assert ledger.end("completed") == "cancelled"
+        assert ledger.end("completed")[0] == "cancelled"
         row = record.row(played.id)
         assert (row.state, row.error) == ("cancelled", CLOSED)
 

@@ -21,3 +21,15 @@ def test_a_clock_that_is_set_back_makes_the_limit_no_longer(tmp_path: Path, monk
     before = time.time()
     monkeypatch.setattr(time, "time", lambda: before - 3600)
     assert driver.why_stop() == "its 1e-06 s are over (limits.wall_seconds)"
+
+
+def test_of_an_experiment_that_has_failed_nothing_more_is_trained(tmp_path: Path):
+    content = {"task": COPYING, "model": SCORNN, "training": {"steps": 5}}
+    spec = ExperimentSpec.model_validate(content | {"search": {"trials": 3}})
+    ledger = FileLedger(tmp_path / "ledger.json")
+    ledger.end("failed", "its driver died 5 times without any progress")
+    ExperimentDriver("e1", spec, ledger, DriverOptions(storage=str(tmp_path / "store"))).run()
+    assert ledger.load() == []
+    assert ledger.read("end")[0] == "failed"
+    assert ledger.read("tracked") is True
+    assert ledger.read("total") == 0

@@ -23,7 +23,7 @@ from ray import tune
 
 from eigensweep.protocol.code import own_code, own_parts
 from eigensweep.protocol.fair_shares import Demand
-from eigensweep.protocol.ledger import Ledger, StaleWriteError, TrialEntry
+from eigensweep.protocol.ledger import Ended, Ledger, StaleWriteError, TrialEntry
 from eigensweep.protocol.messages import (
     DriverOptions,
     Notice,
@@ -34,7 +34,7 @@ from eigensweep.protocol.messages import (
     SpecJson,
 )
 from eigensweep.protocol.shares import Share, share_of, spread_lanes
-from eigensweep.protocol.states import OPEN_TRIALS
+from eigensweep.protocol.states import OPEN_TRIALS, ExperimentEnd
 from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.results.trial_result import Metrics
 from eigensweep.search_spaces.checks.memory import limit_memory, reserve_memory
@@ -111,6 +111,7 @@ class ExperimentDriver:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.experiment, self.spec, self.ledger, self.options = experiment, spec, ledger, options
         better, resume_state = spec.objective_metric.better, ledger.resume_state()
+        self._ended = resume_state.ended
         self.tracker: Tracker | None = None
         if options.mlflow_uri is not None:
             subject = make_subject(experiment, spec, better, resume_state.owner)
@@ -171,14 +172,18 @@ class ExperimentDriver:
     def run(self) -> None:
         """Train every trial, record the end, and wait until MLflow holds everything.
 
-        An experiment that is paused is left where it is, for a later driver.
+        An experiment that is paused is left where it is, for a later driver. Of one that has ended
+        nothing is trained, however it ended: MLflow is brought up to date.
         """
         if self.tracker:
             self.tracker.start()
         try:
-            self._train()
-            if not self._pause():
-                self._end()
+            if self._ended is None:
+                self._train()
+                if self._pause():
+                    return
+                self._ended = self._end()
+            self._deliver(*self._ended)
         finally:
             if self.tracker:
                 self.tracker.abandon()
@@ -451,12 +456,15 @@ class ExperimentDriver:
             ),
         )
 
-    def _end(self) -> None:
-        """Record how the experiment ended, and return when MLflow holds everything."""
+    def _end(self) -> Ended:
+        """Record that the experiment is over; return how."""
         self._tell()  # what was damaged under the last trials
-        state, error = self.sweep.close()
-        state = self.ledger.end(state, error)
-        logger.info("experiment ended experiment=%s state=%s", self.experiment, state)
+        ended = self.ledger.end(*self.sweep.close())
+        logger.info("experiment ended experiment=%s state=%s", self.experiment, ended[0])
+        return ended
+
+    def _deliver(self, state: ExperimentEnd, error: str | None) -> None:
+        """Return when MLflow holds everything of an experiment that is over."""
         if self.tracker is None:
             self.ledger.set_tracked()
         else:

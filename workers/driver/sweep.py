@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from eigensweep.protocol.ledger import (
     NOTHING,
     PAUSED,
+    Ended,
     Finished,
     ResumeState,
     RungReport,
@@ -90,7 +91,7 @@ class Sweep:
         `watch` is called with every trial, as it is found and whenever it changes. `take_over`
         brings the newest of a trial's `lineage` about in the store, if that was not done before.
         `cordons` knows the nodes that trials can go to. `resume_state` says whether new trials are
-        drawn.
+        drawn: none are where the experiment has ended, however it did.
         """
         self.spec, self.ledger, self.study = spec, ledger, study
         self.watch = watch
@@ -132,8 +133,9 @@ class Sweep:
         )
         self._handed_out: set[int] = set()
         has_searched = self._has_raced and not resume_state.edition
-        self._exhausted = has_searched or resume_state.is_closed
-        self._most = len(self.entries) if resume_state.is_closed else spec.trial_count()
+        draws_none = resume_state.is_closed or resume_state.ended is not None
+        self._exhausted = has_searched or draws_none
+        self._most = len(self.entries) if draws_none else spec.trial_count()
         ledger.set_total(self._most)
 
     def _take_up(self, entry: TrialEntry) -> TrialEntry:
@@ -532,12 +534,12 @@ class Sweep:
         """Return the first trial of the ranking, None if no trial is ranked."""
         return find_best(self.entries.values(), self.spec.objective_metric.better)
 
-    def close(self) -> tuple[ExperimentEnd, str | None]:
+    def close(self) -> Ended:
         """Record the total of trials; return how the experiment ended, and why if not well."""
         self.ledger.set_total(len(self.entries))
         return self._verdict()
 
-    def _verdict(self) -> tuple[ExperimentEnd, str | None]:
+    def _verdict(self) -> Ended:
         if self._stopped is not None:
             return self._stopped
         tried = self.tried

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import cast
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from eigensweep.protocol import states
 from eigensweep.protocol.fair_shares import Allotment, Demand
-from eigensweep.protocol.ledger import PAUSED, ResumeState
+from eigensweep.protocol.ledger import PAUSED, Ended, ResumeState
 from eigensweep.protocol.messages import Notice
 from eigensweep.service.record import journal
 from eigensweep.service.record.journal import end_experiment, interrupt_trial, move_experiment
@@ -47,7 +48,8 @@ class CourseWrites(LedgerPart):
     def resume_state(self, session: Session) -> ResumeState:
         experiment = session.get_one(ExperimentRow, self.experiment_id)
         spent = journal.spent_seconds(experiment, time.time())
-        return ResumeState(experiment.edition, experiment.closed, spent, experiment.owner)
+        ended = find_end(experiment)
+        return ResumeState(experiment.edition, experiment.closed, spent, experiment.owner, ended)
 
     @writes
     def record_phase(
@@ -95,10 +97,19 @@ class CourseWrites(LedgerPart):
         experiment: ExperimentRow,
         state: states.ExperimentEnd,
         error: str | None = None,
-    ) -> states.ExperimentEnd:
+    ) -> Ended:
         # A person who was told that it is cancelled does not find it completed.
         was_cancelled = experiment.state == "cancelling" or experiment.closed
         recorded = "cancelled" if state == "completed" and was_cancelled else state
         words = CLOSED if experiment.closed and recorded == "cancelled" else None
         end_experiment(rows, experiment, recorded, error or words)
-        return recorded
+        ended = find_end(experiment)
+        assert ended is not None
+        return ended
+
+
+def find_end(experiment: ExperimentRow) -> Ended | None:
+    """Return how an experiment has ended; None: it has not."""
+    if experiment.state not in states.ENDED:
+        return None
+    return cast(states.ExperimentEnd, experiment.state), experiment.error
