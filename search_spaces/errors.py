@@ -72,6 +72,10 @@ class InvalidPointError(SpecError):
     """A point breaks a rule about several fields; its trial is `invalid` and never runs."""
 
 
+class UnreadableSpecError(ValueError):
+    """A stored spec names what this installation does not have, such as a package's model."""
+
+
 class UnknownPresetError(SpecError):
     """No preset has this name."""
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from eigensweep.models import MODELS
 from eigensweep.models.base import ModelConfig
-from eigensweep.search_spaces.errors import InvalidPointError, SpecError
+from eigensweep.search_spaces.errors import InvalidPointError, SpecError, UnreadableSpecError
 from eigensweep.search_spaces.hashing import drop_removed_fields
 from eigensweep.search_spaces.sections import (
     COSTS,
@@ -199,6 +199,10 @@ class ExperimentSpec(Strict):
 
         Fields that models and tasks have lost since are left out, and signs that texts may hold no
         more.
+
+        Raises:
+            UnreadableSpecError: if it names what is not here, such as a model of a package that is
+                not installed any more.
         """
         current = dict(content)
         texts = {name: content[name] for name in ("description", "source") if content.get(name)}
@@ -210,7 +214,10 @@ class ExperimentSpec(Strict):
             current["arms"] = [
                 {**arm, "model": _drop_removed("model", arm["model"])} for arm in content["arms"]
             ]
-        return cls.model_validate(current)
+        try:
+            return cls.model_validate(current)
+        except ValidationError as error:
+            raise UnreadableSpecError(_explain_unreadable(content, error)) from error
 
     @property
     def objective_metric(self) -> Metric:
@@ -368,6 +375,26 @@ def _change(base: Config, changes: Mapping[str, Any] | None) -> Config:
 def _say_first(error: ValidationError) -> str:
     first = error.errors()[0]
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+
+
+def _explain_unreadable(content: Mapping[str, Any], error: ValidationError) -> str:
+    """Return in words why a stored spec is none here."""
+    models = [content.get("model"), *(arm["model"] for arm in content.get("arms") or ())]
+    missing = [
+        f"its {kind} '{each['name']}'"
+        for kind, registry, named in (
+            ("task", TASKS, [content["task"]]),
+            ("model", MODELS, filter(None, models)),
+        )
+        for each in named
+        if each["name"] not in registry
+    ]
+    if missing:
+        words = ", ".join(dict.fromkeys(missing))
+        return f"{words} is not installed here; install the package that brought it"
+    first = error.errors()[0]
+    place = ".".join(map(str, first["loc"]))
+    return f"this version cannot read its spec: {place}: {first['msg']}"
 
 
 def _drop_removed(section: Literal["task", "model"], stored: Mapping[str, Any]) -> dict[str, Any]:

@@ -239,7 +239,10 @@ class JobRunner:
         for job in self.jobs.list_due(handler.kind, self.clock()):
             if handler.stopping.is_set():
                 break
-            self._try(handler, job)
+            # Those before it may have taken long, and it may be cancelled or asked for anew.
+            now = self.jobs.find(handler.kind, job.key)
+            if now is not None and now.due_at is not None and now.due_at <= self.clock():
+                self._try(handler, now)
 
     def _try(self, handler: Handler, job: JobRow) -> None:
         try:

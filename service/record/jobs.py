@@ -144,23 +144,28 @@ class Jobs(database.AtDatabase):
         begun = update(JobRow).where(JobRow.kind == kind, JobRow.state == "running")
         rows.execute(begun.values(state="queued", started_at=None))
 
-    def put(self, job: JobRow, unless: str | None = None, patience: float = 0.0) -> JobRow:
+    def put(
+        self,
+        job: JobRow,
+        unless: Callable[[JobRow], bool] = lambda now: False,
+        patience: float = 0.0,
+    ) -> JobRow:
         """Write a job, replacing the one with its key; return the stored one.
 
-        A job in the state `unless` stays as it is.
+        A job of which `unless` is true stays as it is.
         """
         written = database.write(self.url, partial(self._put, job, unless), patience)
         self.wake(job.kind)
         return written
 
-    def _put(self, job: JobRow, unless: str | None, rows: RowSession) -> JobRow:
+    def _put(self, job: JobRow, unless: Callable[[JobRow], bool], rows: RowSession) -> JobRow:
         self._fence(rows)
         job.error = to_storable(job.error)
         now = rows.get(JobRow, (job.kind, job.key), lock=True)
         if now is None:
             rows.add(job)
             return job
-        if now.state != unless:
+        if not unless(now):
             now.tries = 0 if now.due_at is None else now.tries  # one that was over begins anew
             vars(now).update({name: value for name, value in vars(job).items() if name[0] != "_"})
         return now
@@ -172,7 +177,9 @@ class Jobs(database.AtDatabase):
         An experiment that is not deleted or pruned yet says why in its notices.
         """
         self._fence(rows)
-        now = rows.get(JobRow, (job.kind, job.key))
+        if job.kind in ("deletion", "pruning"):  # in the order in which others lock them
+            rows.get(ExperimentRow, job.key, lock=True)
+        now = rows.get(JobRow, (job.kind, job.key), lock=True)
         if now is not None and now.due_at is not None:  # else it was cancelled meanwhile
             now.due_at, now.error, now.tries = due_at, to_storable(error), now.tries + 1
             if due_at is None:
@@ -191,6 +198,6 @@ class Jobs(database.AtDatabase):
 
     def _finish(self, job: JobRow, rows: RowSession) -> None:
         self._fence(rows)
-        if (now := rows.get(JobRow, (job.kind, job.key))) is not None:  # it may be gone
+        if (now := rows.get(JobRow, (job.kind, job.key), lock=True)) is not None:  # it may be gone
             now.state, now.due_at, now.error = "finished", None, None
             now.tries, now.finished_at = now.tries + 1, time.time()

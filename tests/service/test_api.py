@@ -527,6 +527,12 @@ class TestReading:
             items = client.get(f"/v1/experiments?{query}").json()["items"]
             assert [item["id"] for item in items] == [one], query
 
+    def test_a_name_is_found_in_any_case(self, client, spec):
+        one = client.post("/v1/experiments", json=spec(name="Größe ÄHNLICH")).json()["id"]
+        for name in ("ähnlich", "GRÖßE", "Größe"):
+            items = client.get("/v1/experiments", params={"name": name}).json()["items"]
+            assert [item["id"] for item in items] == [one], name
+
     def test_an_unknown_state_is_one_problem_that_lists_all(self, client, spec):
         queued = client.post("/v1/experiments", json=spec()).json()["id"]
         for path in ("/v1/experiments", f"/v1/experiments/{queued}/trials"):

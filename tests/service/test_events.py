@@ -194,6 +194,32 @@ class TestEvents:
             assert split(text.decode())[-1]["event"] == "experiment.completed"
         assert looks == ["starting", "completed"]
 
+    def test_it_ends_when_an_experiment_that_is_being_deleted_is_gone(
+        self, record, ledger, monkeypatch
+    ):
+        monkeypatch.setattr(tailer, "INTERVAL", 0.01)
+        monkeypatch.setattr(tailer, "LONGEST_QUIET", 0.05)
+        ledger.end("completed")
+        ledger.set_tracked()
+        record.delete(ledger.experiment_id)
+
+        async def follow() -> int:
+            found = tailer.Tailer(record)
+            stream = found.stream(ledger.experiment_id, 0, "anna", lambda: True)
+            seen = 0
+            async for _ in stream:
+                seen += 1
+            return seen
+
+        async def follow_until_it_is_gone() -> int:
+            following = asyncio.ensure_future(follow())
+            await asyncio.sleep(0.5)
+            assert not following.done()
+            await asyncio.to_thread(record.remove, ledger.experiment_id)
+            return await asyncio.wait_for(following, 20)
+
+        assert asyncio.run(follow_until_it_is_gone()) > 0
+
     def test_a_quiet_connection_is_kept_open_by_comments(self, record, ledger, monkeypatch):
         monkeypatch.setattr(tailer, "LONGEST_SILENCE", 0.0)
         shared = tailer.Tailer(record)

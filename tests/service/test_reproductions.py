@@ -25,6 +25,7 @@ from eigensweep.client import RefusedError, connection
 from eigensweep.command.reproduce import save_results
 from eigensweep.protocol.messages import DriverOptions
 from eigensweep.reports.__main__ import main as make_report
+from eigensweep.reports.messages import ReportOutcome
 from eigensweep.reports.report import make_report as make_content
 from eigensweep.reports.results import (
     UNFINISHED,
@@ -276,6 +277,49 @@ def test_what_failed_or_was_cancelled_is_queued_once_more(client, reproducer, pl
     assert client.post(again.json()["links"]["cancel"]).status_code == 202
     third = post(client).json()
     assert third["experiments"][0]["state"] == "queued"
+
+
+def test_one_that_was_asked_for_anew_meanwhile_is_not_written_over(
+    client, reproducer, play, monkeypatch
+):
+    """While the report of one is made, another one is cancelled and asked for again."""
+    first = post(client).json()
+    other = post(client, resources={"cpus": 2}).json()
+    play(first["experiments"][0]["id"])
+    make, again = reproducer.reports.children.run, []
+
+    def make_slowly(*order: Any) -> Any:
+        client.post(other["links"]["cancel"])
+        again.append(post(client, resources={"cpus": 2}).json())
+        return make(*order)
+
+    monkeypatch.setattr(reproducer.reports.children, "run", make_slowly)
+    reproducer.tick()
+    assert client.get(first["links"]["self"]).json()["state"] == "finished"
+    now = client.get(other["links"]["self"]).json()
+    assert now["state"] == "running"
+    assert [each["id"] for each in now["experiments"]] == [
+        each["id"] for each in again[0]["experiments"]
+    ]
+
+
+def test_what_was_read_before_it_was_asked_for_anew_is_not_written(client, reproducer):
+    posted = post(client).json()
+    old = reproducer.reproductions.get(posted["id"])
+    client.post(posted["links"]["cancel"])
+    again = post(client).json()
+    stored = reproducer.reproductions.finish(old, ReportOutcome(verdict="holds"))
+    assert stored.state == "running"
+    assert client.get(posted["links"]["self"]).json()["experiments"] == again["experiments"]
+
+
+def test_seeds_that_are_added_to_a_cancelled_one_are_cancelled(client, reproducer, record):
+    posted = post(client, until_decided=True).json()
+    found = reproducer.reproductions.get(posted["id"])
+    client.post(posted["links"]["cancel"])
+    assert reproducer.reproductions.widen(found, 3).state == "cancelled"
+    states = {item["state"] for item in client.get("/v1/experiments").json()["items"]}
+    assert states == {"cancelled"}
 
 
 def test_what_is_being_deleted_is_queued_once_more(client, reproducer, play):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 from sqlalchemy.orm import Session
 from starlette.testclient import TestClient
 
@@ -315,6 +316,26 @@ def test_several_are_acted_on_at_once_whatever_is_refused(
     assert [id for id, item in items.items() if item["problem"] is None] == [queued, running]
     assert "is completed" in items[over]["problem"]
     assert client.post("/v1/experiments/bulk", json={**body, "ids": []}).status_code == 422
+
+
+def test_a_model_that_was_removed_is_told_and_leaves_others_of_a_bulk_be(
+    client: TestClient, record: Record, spec: Any
+) -> None:
+    ids = [record.add(ExperimentSpec.model_validate(spec()))[0].id for _ in range(3)]
+    for id in ids:
+        bring(record, id, *ROUTES["failed"])
+    removed = {**record.row(ids[1]).spec, "model": {"name": "lab_rnn"}}
+    change = update(ExperimentRow).where(ExperimentRow.id == ids[1]).values(spec=removed)
+    database.write(record.url, lambda rows: rows.execute(change))
+    body = {"action": "retry", "ids": ids}
+    items = client.post("/v1/experiments/bulk", json=body).json()["items"]
+    assert [item["state"] for item in items] == ["queued", "failed", "queued"]
+    why = "its model 'lab_rnn' is not installed here; install the package that brought it"
+    assert items[1]["problem"] == why
+    for part in ("published", "race", "pareto", "importance", "trials.journal"):
+        answer = client.get(f"/v1/experiments/{ids[1]}/{part}")
+        assert (answer.status_code, answer.json()["detail"]) == (409, why)
+    assert client.get(f"/experiments/{ids[1]}").status_code == 200
 
 
 def test_what_is_gone_meanwhile_leaves_others_of_a_bulk_be(

@@ -15,6 +15,7 @@ import uvicorn
 from pydantic import SecretStr, ValidationError
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
+from starlette.datastructures import Headers
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
@@ -541,6 +542,23 @@ class TestProxy:
         headers = {"X-Forwarded-User": "anna@lab.example", "X-Forwarded-Groups": groups}
         me = proxied.get("/v1/me", headers=headers).json()
         assert me == {"user": "anna@lab.example", "scope": scope, "token": "proxy"}
+
+    @pytest.mark.parametrize(
+        ("forwarded", "found"),
+        [
+            ("8.8.8.8, 192.0.2.7", "192.0.2.7"),
+            ("192.0.2.7, 10.1.9.9", "192.0.2.7"),
+            ("8.8.8.8, 192.0.2.7:4711", "192.0.2.7"),
+            ("8.8.8.8, [2001:db8::1]:80", "2001:db8::1"),
+            ("8.8.8.8, unknown", "10.1.2.3"),
+            ("", "10.1.2.3"),
+        ],
+    )
+    def test_an_address_of_a_clients_own_making_does_not_count(self, proxied, forwarded, found):
+        identity = proxied.app.state.service.identity
+        headers = Headers({"x-forwarded-for": forwarded})
+        assert identity.find_address(headers, "10.1.2.3") == found
+        assert identity.find_address(headers, "8.8.4.4") == "8.8.4.4", "it is no proxy"
 
     def test_its_users_own_what_they_post_and_have_quotas(self, proxied, spec, accounts):
         accounts.create_user("anna", Quotas(max_experiments=1))

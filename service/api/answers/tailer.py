@@ -87,7 +87,7 @@ class Tailer:
         """
         # A loop of our own: tenacity repeats a call, and this is a generator between two events.
         seen, looked = -1, -LONGEST_QUIET
-        may_be_over, is_over = True, False
+        may_be_over, is_over, is_leaving = True, False, False
         trusted = told = time.monotonic()
         while not self.closing.is_set():
             if time.monotonic() - told >= LONGEST_SILENCE:
@@ -99,7 +99,8 @@ class Tailer:
                         return
                     trusted = time.monotonic()
                 if may_be_over:  # read before the events: what was done until then is among them
-                    is_over = await self.find_state(id, after) in ENDED
+                    state = await self.find_state(id, after)
+                    is_over, is_leaving = state in ENDED, state == "deleting"
                 newest = await self._share("newest", self._record.newest_event)
                 is_quiet = newest == seen and time.monotonic() - looked < LONGEST_QUIET
                 if is_quiet and not is_over:
@@ -121,7 +122,7 @@ class Tailer:
             elif is_over:
                 return
             after = piece.last
-            may_be_over = is_over or piece.may_be_end
+            may_be_over = is_over or is_leaving or piece.may_be_end
             if piece.count < PIECE:
                 seen, looked = newest, time.monotonic()
 

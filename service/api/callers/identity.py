@@ -124,8 +124,10 @@ class Identity:
         if not self._is_proxy(peer):
             return peer
         for each in reversed(headers.get("x-forwarded-for", "").split(",")):
-            found = each.strip()
-            if _is_address(found) and not self._is_proxy(found):
+            found = _drop_port(each.strip())
+            if not _is_address(found):
+                return peer  # what stands before it may be of the client's own making
+            if not self._is_proxy(found):
                 return found
         return peer
 
@@ -210,6 +212,17 @@ def _require_usable(grant: Grant) -> Grant:
     if grant.problem is not None:
         raise UnknownCallerError(grant.problem)
     return grant
+
+
+def _drop_port(text: str) -> str:
+    """Return an address as some proxies write it, without its port.
+
+    >>> _drop_port("203.0.113.9:4711"), _drop_port("[2001:db8::1]:80"), _drop_port("2001:db8::1")
+    ('203.0.113.9', '2001:db8::1', '2001:db8::1')
+    """
+    if text.startswith("["):
+        return text[1:].partition("]")[0]
+    return text.partition(":")[0] if text.count(":") == 1 else text
 
 
 def _is_address(text: str) -> bool:

@@ -29,7 +29,7 @@ from eigensweep.protocol.messages import SpecJson
 from eigensweep.reports.markdown import cost_words, remarks_of
 from eigensweep.reports.page import make_tables
 from eigensweep.results.ranking import OBJECTIVE
-from eigensweep.search_spaces.errors import UnknownSuiteError
+from eigensweep.search_spaces.errors import UnknownSuiteError, UnreadableSpecError
 from eigensweep.search_spaces.shipped.presets import load_preset
 from eigensweep.search_spaces.shipped.reproductions import BUDGETS
 from eigensweep.service.api.answers.errors import STATUS, answer_error
@@ -58,7 +58,8 @@ from eigensweep.service.api.routes.reproductions import ReproductionId, SuiteLis
 from eigensweep.service.api.routes.trials import TrialQuery
 from eigensweep.service.record.errors import NotFoundError
 from eigensweep.service.record.requests.reproductions import OPEN
-from eigensweep.service.record.views.overviews import list_arms, list_lineages
+from eigensweep.service.record.sql.tables import ExperimentRow
+from eigensweep.service.record.views.overviews import ArmRecord, list_arms, list_lineages
 
 Query_ = TypeVar("Query_", bound=BaseModel)
 
@@ -209,13 +210,22 @@ def show_experiment(service: TheService, caller: Reader, id: ExperimentId) -> Re
         ahead=_find_ahead(experiment.metric, best),
         arms=summed.items,
         untried=summed.untried,
-        published=overviews.make_published(*arms).items,
+        published=_find_published(*arms),
         failures=failures,
         trials=best,
         lineages=list_lineages(service.record, id),
         spec_text=_write_yaml(experiment.spec),
         is_live=experiment.state not in states.ENDED,
     )
+
+
+def _find_published(
+    experiment: ExperimentRow, arms: Sequence[ArmRecord]
+) -> list[overviews.PublishedNow]:
+    try:
+        return overviews.make_published(experiment, arms).items
+    except UnreadableSpecError:  # what else there is of it can still be read
+        return []
 
 
 class TrialsPageQuery(Asked):

@@ -18,7 +18,12 @@ from eigensweep.search_spaces.checks.memory import MemoryEstimate, estimate_arms
 from eigensweep.search_spaces.checks.places import Places
 from eigensweep.search_spaces.checks.preview import Preview, SidePreview, describe_memory, preview
 from eigensweep.search_spaces.checks.spec_warnings import list_warnings
-from eigensweep.search_spaces.errors import CorpusError, SpecError, raise_errors
+from eigensweep.search_spaces.errors import (
+    CorpusError,
+    SpecError,
+    UnreadableSpecError,
+    raise_errors,
+)
 from eigensweep.search_spaces.spec import LARGEST_PRIORITY, LEAST_PRIORITY, ExperimentSpec
 from eigensweep.service.api.answers import schemas
 from eigensweep.service.api.answers.errors import describe_errors
@@ -424,7 +429,7 @@ def act_in_bulk(
         try:
             caller.require_owner(service.record.row(id).owner, f"experiment {id}")
             getattr(service.record, asked.action)(id)
-        except (NotFoundError, ConflictError) as error:
+        except (NotFoundError, ConflictError, SpecError, UnreadableSpecError) as error:
             problem = str(error)
         except NotAllowedError as error:
             problem = str(error)

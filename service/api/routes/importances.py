@@ -7,6 +7,7 @@ from pydantic import Field
 
 from eigensweep.results.importance import EVALUATOR, Importance, measure_importance
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.api.answers.errors import describe_errors
 from eigensweep.service.api.answers.schemas import AnswerModel, Metric
 from eigensweep.service.api.answers.written import DescribedRoute
 from eigensweep.service.api.parts import TheService
@@ -31,7 +32,11 @@ class ImportanceNow(AnswerModel):
     arms: list[ArmImportance]
 
 
-@router.get("/experiments/{id}/importance", summary="How much each parameter matters")
+@router.get(
+    "/experiments/{id}/importance",
+    summary="How much each parameter matters",
+    responses=describe_errors(409),
+)
 def get_importance(
     service: TheService,
     id: ExperimentId,

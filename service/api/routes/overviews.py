@@ -25,6 +25,7 @@ from eigensweep.search_spaces.dotted import name_arms
 from eigensweep.search_spaces.errors import SpecError, did_you_mean, shorten
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.api.answers.errors import describe_errors
 from eigensweep.service.api.answers.schemas import AnswerModel
 from eigensweep.service.api.answers.written import DescribedRoute
 from eigensweep.service.api.parts import Service, TheService
@@ -198,7 +199,9 @@ def get_arms(service: TheService, id: ExperimentId) -> Arms:
     return make_arms(*list_arms(service.record, id))
 
 
-@router.get("/experiments/{id}/published", summary="Paper against measured")
+@router.get(
+    "/experiments/{id}/published", summary="Paper against measured", responses=describe_errors(409)
+)
 def get_published(service: TheService, id: ExperimentId) -> PublishedNumbers:
     """Return the numbers in the spec's `published`, each beside what the best trial measured."""
     return make_published(*list_arms(service.record, id))

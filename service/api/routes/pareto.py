@@ -13,6 +13,7 @@ from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.checks.checks import check_against
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.api.answers.errors import describe_errors
 from eigensweep.service.api.answers.schemas import AnswerModel, Metric
 from eigensweep.service.api.answers.written import DescribedRoute
 from eigensweep.service.api.parts import TheService
@@ -43,7 +44,9 @@ class ParetoTable(AnswerModel):
     unknown: int = Field(description="Finished trials without a value of some objective")
 
 
-@router.get("/experiments/{id}/pareto", summary="List the Pareto front")
+@router.get(
+    "/experiments/{id}/pareto", summary="List the Pareto front", responses=describe_errors(409)
+)
 def get_pareto(
     service: TheService,
     id: ExperimentId,

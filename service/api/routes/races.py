@@ -13,6 +13,7 @@ from eigensweep.results.sequential import Look, look, look_back
 from eigensweep.results.statistics import Summary, compare_paired, find_domain, summarize
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.api.answers.errors import describe_errors
 from eigensweep.service.api.answers.schemas import AnswerModel
 from eigensweep.service.api.answers.written import DescribedRoute
 from eigensweep.service.api.parts import TheService
@@ -82,7 +83,11 @@ class RaceNow(AnswerModel):
     core_hours: RaceHours | None = None
 
 
-@router.get("/experiments/{id}/race", summary="Look at the race for more seeds")
+@router.get(
+    "/experiments/{id}/race",
+    summary="Look at the race for more seeds",
+    responses=describe_errors(409),
+)
 def get_race(service: TheService, id: ExperimentId) -> RaceNow:
     """Return which trials train more seeds than others, what each round decided, and who leads."""
     row = service.record.row(id)

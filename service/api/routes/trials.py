@@ -13,6 +13,7 @@ from pydantic import Field
 from eigensweep.protocol.states import TrialState
 from eigensweep.results.trial_rows import Row, make_frame, make_row
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.api.answers.errors import describe_errors
 from eigensweep.service.api.answers.paging import Part, cut, decode
 from eigensweep.service.api.answers.schemas import Page, PageAsked, TrialNow, TrialSummary
 from eigensweep.service.api.answers.written import WrittenRoute
@@ -80,7 +81,10 @@ MEDIA_TYPES = {
     "/experiments/{id}/trials.{format}",
     summary="Export all trials",
     response_class=Response,
-    responses={200: {"content": {media_type: {} for media_type in MEDIA_TYPES.values()}}},
+    responses={
+        200: {"content": {media_type: {} for media_type in MEDIA_TYPES.values()}},
+        **describe_errors(409),
+    },
 )
 def export_trials(service: TheService, id: ExperimentId, format: TrialsFormat) -> Response:
     """Return all trials as a table, the best first: a column for each parameter and metric.

@@ -43,7 +43,7 @@ from eigensweep.service.record.errors import (
 from eigensweep.service.record.jobs import PATIENCE, AskedJob, Jobs
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.requests.taking_up import take_up
-from eigensweep.service.record.sql.tables import OPERATOR, JobKind
+from eigensweep.service.record.sql.tables import OPERATOR, JobKind, JobRow
 from eigensweep.store.places.durable_files import make_folder
 
 logger = logging.getLogger(__name__)
@@ -295,14 +295,24 @@ class Reproductions:
             with suppress(WrongStateError, ExperimentNotFoundError):
                 if each.id is not None and may_cancel(self.record.row(each.id).owner):
                     self.record.cancel(each.id)
-        return self.change(found, state="cancelled", finished_at=time.time())
+        cancelled = self.change(found, state="cancelled", finished_at=time.time())
+        # If it got further seeds meanwhile, their experiments are cancelled, too.
+        return cancelled if cancelled.state == "cancelled" else self.cancel(id, may_cancel)
 
     def change(
         self, found: ReproductionRecord, patience: float = 0.0, **changes: Any
     ) -> ReproductionRecord:
-        """Replace fields of a reproduction and write it; one that was cancelled stays so."""
+        """Replace fields of a reproduction and write it; return what is stored.
+
+        One that was cancelled stays so, and one that was asked for anew keeps its experiments.
+        """
+
+        def is_another(now: JobRow) -> bool:
+            stored = ReproductionRecord.of(now)
+            return stored.state == "cancelled" or stored.posted != found.posted
+
         changed = replace(found, **changes).to_job()
-        return ReproductionRecord.of(self.jobs.put(changed, "cancelled", patience))
+        return ReproductionRecord.of(self.jobs.put(changed, is_another, patience))
 
     def finish(self, found: ReproductionRecord, outcome: ReportOutcome) -> ReproductionRecord:
         """Record how the report of a reproduction ended."""
@@ -323,14 +333,21 @@ class Reproductions:
         Trained seeds are taken over.
         """
         specs = found.make_specs(added)
-        return self.change(
+        experiments = self._post_all(specs, found.owner)
+        changed = self.change(
             found,
             state="running",
             until=(found.until or Until()).after(added),
-            experiments=self._post_all(specs, found.owner),
+            experiments=experiments,
             first=found.first or found.experiments,
             analyses=None,
         )
+        if changed.experiments != experiments:  # it was cancelled meanwhile
+            for each in experiments.values():
+                if each.id is not None and each not in changed.posted:
+                    with suppress(WrongStateError):
+                        self.record.cancel(each.id)
+        return changed
 
 
 def read_resources(stored: Mapping[str, JsonValue] | None) -> ResourcesConfig | None:
