@@ -28,7 +28,8 @@ USED: dict[str, tuple[str, ...]] = {
     TUNE: (
         *("_actor_manager", "_failed_trials", "_maybe_cache_trial_actor"),
         *("_maybe_reuse_cached_actor", "_stopped_trials", "_trial_to_actor"),
-        *("_trials_to_cache", "_update_trial_queue"),
+        *("_staged_trials", "_trials_to_cache", "_unstage_trial_with_resources"),
+        "_update_trial_queue",
     ),
     ACTORS: (
         *("_actor_start_failed", "_actor_state_events", "_actor_task_events"),

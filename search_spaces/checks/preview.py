@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import islice
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from itertools import chain, islice
 from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -25,6 +26,9 @@ from eigensweep.search_spaces.trial import TrialConfig
 
 SHOWN = 5
 """Configurations that a preview lists."""
+
+MOST_LOOKED_AT = 40
+"""Points that are examined to find these."""
 
 SECONDS_A_STEP = 4.0e-3
 """What an optimizer step costs whatever its size.
@@ -236,13 +240,28 @@ def _sample_configs(spec: ExperimentSpec, space: Space, arm: str) -> list[TrialC
 
 def _first(spec: ExperimentSpec, space: Space) -> list[Point]:
     """Return the first points where they follow from the spec; else one end of each arm."""
-    if spec.search.method == "qmc" or spec.is_sampled:
-        shown = min(SHOWN, spec.trial_count() or SHOWN)
-        return list(islice(quasi_random(space, spec.search.seed), shown))
-    if spec.search.method == "grid":
-        return list(islice(space, min(SHOWN, spec.trial_count() or SHOWN)))
+    if spec.search.method in IN_ORDER:
+        return list(islice(_drop_known(spec, space), min(SHOWN, spec.trial_count() or SHOWN)))
     ends = [next(space.corners(arm)) for arm in space.arms]
     return ends[:SHOWN]
+
+
+def _drop_known(spec: ExperimentSpec, space: Space) -> Iterator[Point]:
+    """Yield points as a driver tries them: no point twice, and no configuration."""
+    is_spread = spec.search.method == "qmc" or spec.is_sampled
+    walks: list[Iterable[Point]] = [quasi_random(space, spec.search.seed)] if is_spread else []
+    if space.count() is not None:
+        walks.append(space)
+    points = chain.from_iterable(islice(walk, MOST_LOOKED_AT) for walk in walks)
+    seen: set[Hashable] = set()
+    for point in points:
+        known: list[Hashable] = [(point.arm, *sorted(point.params.items()))]
+        with suppress(InvalidPointError):
+            config = spec.trial(point)
+            known.append((config.content_hash(), config.training.steps))
+        if seen.isdisjoint(known):
+            yield point
+        seen.update(known)
 
 
 def _arm(

@@ -396,6 +396,27 @@ class TestSweep:
         assert {(o.config["seed"], o.config["replicates"]) for o in orders} == {(13, 1), (14, 1)}
         assert {len(seeds) for seeds in self.seeds(bench).values()} == {3, 8}
 
+    def test_a_search_that_was_cancelled_ends_without_a_race(self, tmp_path):
+        bench = Bench(tmp_path, race_spec())
+
+        def end(order: Order) -> None:
+            bench.sweep.begin(order.number, order.attempt)
+            if (order.number, order.attempt) == (1, 1):
+                bench.sweep.end(order.number, "failed", None, "KeyError: 'x'")
+            else:
+                alike = train(order, lambda rate, seed: value_of(0.01, seed + order.number))
+                bench.sweep.end(order.number, "completed", alike)
+
+        for _ in range(3):
+            end(bench.next_order())
+        bench.sweep.cancel("cancelled on request")
+        bench.ledger.take_up(closed=True, failed=True)
+        bench.start()
+        order = bench.next_order()
+        end(order)
+        assert (order.number, bench.next_order(), bench.sweep.is_over) == (1, None, True)
+        assert {len(seeds) for seeds in self.seeds(bench).values()} == {3}
+
     def test_a_search_does_not_go_on_once_the_race_has_begun(self, tmp_path):
         content = race_spec(search={"method": "random", "trials": 4, "space": RANGE})
         bench = Bench(tmp_path, content)

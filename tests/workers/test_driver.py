@@ -7,11 +7,13 @@ import platform
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from experiments import Cluster, Launched, toys_on_path, wait_for
 from file_ledger import FileLedger
 from mlflow import MlflowClient
@@ -27,6 +29,7 @@ from eigensweep.service.process.mlflow_server import MlflowServer
 from eigensweep.store.checkpoints import Store
 from eigensweep.workers.cluster.ray_cluster import ClusterError
 from eigensweep.workers.driver.experiment import run_experiment
+from eigensweep.workers.driver.nodes.cordons import Cordons
 from eigensweep.workers.driver.nodes.failures import MOST_IN_A_ROW
 from eigensweep.workers.driver.summary.export import export_study
 
@@ -481,6 +484,24 @@ def test_a_trial_of_more_than_any_node_has_is_refused(experiment):
     state, error = e.ledger.read("end")
     assert state == "failed"
     assert "a trial needs 1 CPU, 1 GPU" in error
+
+
+def test_a_trial_that_waits_goes_to_a_node_that_it_may_use_again(experiment, monkeypatch):
+    """Its only node is cordoned when it is handed out, and no other one ever comes."""
+    find_avoided, asked = Cordons.list_avoided, []
+
+    def avoid(cordons: Cordons, lost: Collection[str] = ()) -> tuple[str, ...]:
+        asked.append(time.monotonic())
+        if asked[-1] < asked[0] + 3.0:
+            return (ray.nodes()[0]["NodeID"],)
+        return find_avoided(cordons, lost)
+
+    monkeypatch.setattr(Cordons, "list_avoided", avoid)
+    e = experiment({"model": SCORNN, "training": {"steps": 4}, "limits": {"concurrency": 1}})
+    e.run_here()
+    (trial,) = e.ledger.load()
+    assert (trial.state, trial.attempt) == ("completed", 1)
+    assert asked[-1] > asked[0] + 3.0
 
 
 def test_a_limit_of_time_cancels_with_words(tmp_path):

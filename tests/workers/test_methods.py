@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from sweeps import SCORNN, Bench, spec
 
+from eigensweep.protocol.ledger import TrialEntry
 from eigensweep.results.trial_result import ParameterCount, Result
 from eigensweep.workers.driver.search.samplers import FEWEST_EARLIER, GENERATION
+from eigensweep.workers.driver.search.study import Draw
 
 TWO = {
     "optimizer.lr": {"low": 1e-5, "high": 1e-1, "log": True},
@@ -223,6 +225,26 @@ class TestSeveralObjectives:
         assert b.in_optuna()[0].values == [0.5, 3.0, 0.25]
         directions = [goal.better for goal in b.spec.goals()]
         assert directions == ["lower", "lower", "higher"]
+
+
+@pytest.mark.parametrize("method", ["cmaes", "nsga2"])
+def test_a_used_up_arm_costs_a_new_driver_no_random_points(tmp_path, monkeypatch, method):
+    other = {"model": {"name": "lstm", "hidden_size": 5}, "space": TWO}
+    arms = [{"model": SCORNN, "space": {}}, other]
+    search = {"method": method, "trials": 24, "space": {}}
+    b = Bench(tmp_path, spec(search, arms=arms))
+    b.run(lambda params: 0.5 if not params else loss(params), most=20)
+    b.start()
+    add, draws = b.study.add, []
+
+    def note(entry: TrialEntry, draw: Draw | None = None) -> None:
+        draws.append(draw)
+        add(entry, draw)
+
+    monkeypatch.setattr(b.study, "add", note)
+    b.run(loss)
+    assert len(draws) == 4
+    assert None not in draws
 
 
 class TestWarmStart:

@@ -14,15 +14,15 @@ from orders import make_order
 from sweeps import Bench, spec
 
 from eigensweep.protocol.ledger import TrialEntry
-from eigensweep.protocol.messages import Order, Report, Takeover
+from eigensweep.protocol.messages import DriverOptions, Order, Report, Takeover
 from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.parameters import Choice, Integer, Real
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.store.checkpoints import Store
-from eigensweep.store.places.durable_files import StorageError
+from eigensweep.store.places.durable_files import StorageError, StoreAwayError
 from eigensweep.training.attempt import Attempt
-from eigensweep.workers.driver.experiment import take_over
+from eigensweep.workers.driver.experiment import ExperimentDriver, take_over
 from eigensweep.workers.driver.search.population import change, choose_sources
 
 RATES = [0.001, 0.002, 0.004, 0.008]
@@ -94,6 +94,13 @@ class TestWhatChanges:
         assert len(drawn) == 40
         assert min(drawn) < 0.004
         assert max(drawn) > 0.25
+
+
+def fail_with(error: Exception) -> Callable[..., Any]:
+    def fail(*_: Any) -> Any:
+        raise error
+
+    return fail
 
 
 def population(
@@ -339,6 +346,25 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Troupe:
     troupe = Troupe(tmp_path_factory.mktemp("undisturbed"))
     troupe.result = troupe.perform()
     return troupe
+
+
+def test_a_driver_that_starts_while_the_store_is_away_waits(tmp_path, monkeypatch):
+    stage = Stage(population(tmp_path))
+    stage.round()
+    stage.order()  # the round is decided, and trial 3 is to be replaced
+    options = DriverOptions(storage=str(tmp_path))
+    driver = ExperimentDriver("e1", stage.bench.spec, stage.bench.ledger, options)
+    monkeypatch.setattr(Store, "take_over", fail_with(StoreAwayError("cannot reach the store")))
+    monkeypatch.setattr("eigensweep.workers.driver.nodes.capacity.count_slots", lambda share: 4)
+    waiting: list[bool] = []
+
+    def begin_tune() -> None:
+        waiting.append(driver.sweep.is_over)
+        driver.sweep.cancel("seen")
+
+    monkeypatch.setattr(driver, "_run_in_turns", begin_tune)
+    driver._train()
+    assert waiting == [False]
 
 
 class TestKills:

@@ -246,14 +246,17 @@ class ExperimentDriver:
 
     def _train(self) -> None:
         """Run the trials with Ray Tune; cancel them if there is no room or a reason to stop."""
-        if self.why_stop() is None and self.sweep.prepare_next():
+        self.sweep.prepare_next()  # the search may be over, if all its results are known
+        if self.why_stop() is None and not self.sweep.is_over:
             self._wait_for_store()
             self._wait_for_room()
         if self.must_stop():
             return
-        if self.sweep.prepare_next() and not capacity.count_slots(self.share):
+        # Trials may be open and none ready: copies of a population wait for the store.
+        self.sweep.prepare_next()
+        if not self.sweep.is_over and not capacity.count_slots(self.share):
             self.sweep.cancel(f"resources: {capacity.explain_no_slot(self.share)}", "failed")
-        elif self.sweep.prepare_next():
+        elif not self.sweep.is_over:
             self._choose_lanes()
             try:
                 self._run_in_turns()

@@ -23,7 +23,7 @@ from eigensweep.protocol.ledger import (
     SweepLedger,
     TrialEntry,
 )
-from eigensweep.protocol.messages import LostBy, Notice, Place
+from eigensweep.protocol.messages import LostBy, Notice, Order, Place
 from eigensweep.protocol.states import OPEN_TRIALS, UNTRAINED, ExperimentEnd
 from eigensweep.results.racing import find_race
 from eigensweep.results.ranking import find_best, rank
@@ -135,6 +135,8 @@ class Sweep:
         has_searched = self._has_raced and not resume_state.edition
         draws_none = resume_state.is_closed or resume_state.ended is not None
         self._exhausted = has_searched or draws_none
+        self._may_race = spec.racing is not None and (self._has_raced or not draws_none)
+        """Of a search that was cut off the leaders are not known; a race that began goes on."""
         self._most = len(self.entries) if draws_none else spec.trial_count()
         ledger.set_total(self._most)
 
@@ -228,6 +230,14 @@ class Sweep:
             alone=self._losses.has_lost_engines(entry.number),
             avoid=self.cordons.list_avoided(self._losses.list_device_nodes(entry.number)),
         )
+
+    def avoids_too_much(self, order: Order) -> bool:
+        """Return whether an order avoids nodes that its trial may go to by now."""
+        if not order.avoid:
+            return False
+        self.cordons.lift()
+        lost = self._losses.list_device_nodes(order.number)
+        return not {*order.avoid} <= {*self.cordons.list_avoided(lost)}
 
     def _prepare_next(self) -> tuple[TrialEntry, bool] | None:
         """Return the first trial of the queue, and whether its configuration has a result."""
@@ -561,7 +571,7 @@ class Sweep:
         round.
         """
         is_free = not (self._queue or self._losses.rests or self._handed_out or self._is_held)
-        if self.spec.racing is None or self._stopped is not None or not is_free:
+        if not self._may_race or self._stopped is not None or not is_free:
             return False
         race = find_race(self.spec, self.tried)
         if race is None or race.wanted is None:

@@ -105,8 +105,15 @@ class Study:
             part.add(entry, draw)
 
     def discard(self, draw: Draw) -> None:
-        """Learn that a draw gave no new trial, so that samplers ignore it."""
-        self._part_of[draw.point.arm].discard(draw)
+        """Learn that a draw gave no new trial, so that samplers ignore it.
+
+        Its arm waits until the others had their turns: a new driver counts trials alone, and the
+        arm may be used up.
+        """
+        part = self._part_of[draw.point.arm]
+        part.discard(draw)
+        others = (each.turns for each in self._parts if each is not part)
+        part.turns = max(part.turns, 1 + max(others, default=0))
 
     def tell(self, entry: TrialEntry) -> None:
         """Tell Optuna how a trial ended, once; do nothing while it is open."""

@@ -174,9 +174,14 @@ class Recorder(tune.Callback):
         lost.
 
         A trial that an engine or a disk lost, that was paused, or that waits for the others of its
-        population, ends here for Tune, so that Tune keeps its process.
+        population, ends here for Tune, so that Tune keeps its process. One that never had a process
+        waits again: it avoids fewer nodes by now.
         """
-        order, report = trial.order, trial.report
+        order: Order = trial.order
+        report: Report | None = getattr(trial, "report", None)
+        if report is None:
+            self._sweep.lose(order.number, order.attempt, "it has other nodes to go to", by="pause")
+            return
         lack = None if report.lost else self._live.find_missing_commit(order, report)
         if lack is not None:
             report = replace(report, lost=lack, lost_by="disk")

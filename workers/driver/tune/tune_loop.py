@@ -10,8 +10,9 @@ accepts no other controller.
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ray import tune
 from ray.air.execution import PlacementGroupResourceManager
@@ -24,6 +25,9 @@ from eigensweep.protocol.messages import Report
 from eigensweep.workers.driver.tune.actor_events import PromptActorManager
 from eigensweep.workers.driver.tune.searcher import ExperimentSearch, Halt, Live, Recorder
 from eigensweep.workers.driver.tune.trainable import TrialTrainable
+
+RENEW_SECONDS: Final = 1.0
+"""Between two looks at what waits for a slot."""
 
 
 def run_tune(experiment: str, live: Live, scheduler: TrialScheduler, folder: Path) -> None:
@@ -66,7 +70,7 @@ class Controller(TuneController):
 
     def __init__(self, live: Live, **options: Any) -> None:
         super().__init__(**options)
-        self._live = live
+        self._live, self._renew_at = live, 0.0
         self._actor_manager = PromptActorManager(PlacementGroupResourceManager())
 
     def checkpoint(self, force: bool = False, wait: bool = False) -> None:
@@ -123,6 +127,9 @@ class Controller(TuneController):
     def step(self) -> None:
         """Handle one event, as Tune does, and drop the trials that have ended by then."""
         super().step()  # type: ignore[no-untyped-call]
+        if time.monotonic() >= self._renew_at:
+            self._renew_at = time.monotonic() + RENEW_SECONDS
+            self._renew()
         ended = self._stopped_trials | self._failed_trials
         if ended:
             trials = self.get_trials()  # type: ignore[no-untyped-call]
@@ -131,6 +138,18 @@ class Controller(TuneController):
             self._stopped_trials.clear()
             self._failed_trials.clear()
         self._trials_to_cache.clear()  # what the next snapshot would hold
+
+    def _renew(self) -> None:
+        """Hand out again what waits for a slot and avoids nodes that it may go to by now.
+
+        What a trial asks Ray for never changes, and the nodes that are left may be full or gone.
+        """
+        for trial in list(self.get_trials()):  # type: ignore[no-untyped-call]
+            waits = trial.status == Trial.PENDING and not self._has_slot(trial)
+            if waits and self._live.sweep.avoids_too_much(trial.order):
+                self.stop_trial(trial)  # type: ignore[no-untyped-call]
+                if trial in self._staged_trials:
+                    self._unstage_trial_with_resources(trial)
 
 
 def _short_name(trial: Any) -> str:
