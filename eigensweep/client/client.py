@@ -32,7 +32,8 @@ from eigensweep.client.spec_file import (
     with_settings,
 )
 
-IS_ID = re.compile("[0-9a-z]{13}")
+IS_ID = re.compile("[0-9][0-9a-z]{12}")
+"""Ids begin with the time, and so with a digit."""
 NEWEST = 200
 """Experiments among which the beginning of an id is looked for."""
 
@@ -44,7 +45,7 @@ class Client(Connection):
     """The service as a Python object."""
 
     def submit(
-        self, source: SpecSource, *, notify: Sequence[str] = (), **settings: Any
+        self, source: SpecSource, /, *, notify: Sequence[str] = (), **settings: Any
     ) -> Experiment:
         """Post an experiment: a dict, a YAML or JSON file, or the name of a preset.
 
@@ -61,7 +62,7 @@ class Client(Connection):
         query = "?" + urlencode({"notify": list(notify)}, doseq=True) if notify else ""
         return Experiment(self, self.post(Experiment.listing_path + query, spec, key))
 
-    def preview(self, source: SpecSource, **settings: Any) -> Answer:
+    def preview(self, source: SpecSource, /, **settings: Any) -> Answer:
         """Return what `submit` would do with the same arguments, without posting it."""
         spec = self.read_spec(source, settings)
         return Answer(self.post(f"{Experiment.listing_path}/preview", spec), describe_preview)
@@ -144,10 +145,11 @@ class Client(Connection):
         """
         first, _, number = experiment_id.rpartition("/")
         if not number.isdecimal():  # a name may have a slash
-            return self.submit(self.experiment(experiment_id).content["spec"], **settings)
+            found = self.experiment(experiment_id)
+            return self.submit(with_settings(found.content["spec"], settings))
         found = self.experiment(first)
         spec = make_spec_of_one(found.content["spec"], found.trial(int(number)))
-        return self.submit(spec, **settings)
+        return self.submit(with_settings(spec, settings))
 
     def act(self, action: str, *experiment_ids: str, confirm: bool = False) -> list[DoneJson]:
         """Do something to several experiments: `act("pause", first, second)`.
@@ -232,6 +234,7 @@ class Client(Connection):
     def analyse(
         self,
         name: str,
+        /,
         *,
         experiment: str | None = None,
         trial: int | None = None,

@@ -142,8 +142,8 @@ def submit(
     ] = None,
 ) -> None:
     """Post an experiment."""
-    fields = parse_settings(settings or [])
-    _tell(call, call.client.submit(source, notify=notify or (), **fields), follow)
+    spec = call.client.read_spec(source, parse_settings(settings or []))
+    _tell(call, call.client.submit(spec, notify=notify or ()), follow)
 
 
 def _tell(call: Call, experiment: Experiment, follow: bool) -> None:
@@ -169,7 +169,8 @@ def serve() -> None:
 @command(app)
 def preview(call: Call, source: Source, settings: Settings = None) -> None:
     """Show the trials, sizes and time of an experiment without posting it."""
-    call.tell(call.near.preview(source, **parse_settings(settings or [])))
+    near = call.near
+    call.tell(near.preview(near.read_spec(source, parse_settings(settings or []))))
 
 
 @command(app, "list")

@@ -165,8 +165,8 @@ def judge_order(
             a, b = ({seed: log(v) for seed, v in each.items()} for each in (a, b))
         differences[other] = compare_paired(a, b, better=better)
     corrected = dict(zip(differences, correct(list(differences.values())), strict=True))
+    error = SIGNIFICANCE / max(1, len(differences))
     if any_look:
-        error = SIGNIFICANCE / max(1, len(differences))
         corrected = {
             other: _judge_any_look(found, side, others[other], error)
             for other, found in differences.items()
@@ -175,7 +175,15 @@ def judge_order(
         decided[other]
         if other in decided
         else _describe(
-            name, side, other, others[other], corrected[other], logarithms, alike_within, any_look
+            name,
+            side,
+            other,
+            others[other],
+            corrected[other],
+            error,
+            logarithms,
+            alike_within,
+            any_look,
         )
         for other in others
     )
@@ -407,6 +415,7 @@ def _describe(
     other: str,
     against: ArmNumbers,
     found: Difference,
+    error: float,
     logarithms: bool,
     alike_within: float | None,
     any_look: bool,
@@ -465,7 +474,7 @@ def _describe(
         detectable,
         detectable_ratio,
         least_p,
-        find_seeds(abs(found.mean) / found.sd)
+        find_seeds(abs(found.mean) / found.sd, error)
         if found.mean is not None and found.sd and verdict == "not distinguishable" and not stuck
         else None,
         stuck and verdict == "not distinguishable",

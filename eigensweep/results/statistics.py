@@ -189,7 +189,8 @@ def make_interval(
     if domain == "fraction" and least >= 0 and most <= 1:
         factor = exp(min(margin / (mean * (1 - mean)), LARGEST_EXPONENT))
         odds = mean / (1 - mean)
-        return odds / (factor + odds), odds * factor / (1 + odds * factor)
+        low, high = odds / (factor + odds), odds * factor / (1 + odds * factor)
+        return min(low, mean), max(high, mean)  # rounding may put it outside
     return mean - margin, mean + margin
 
 
@@ -244,7 +245,8 @@ def compare_first_steps(a: Mapping[int, float], b: Mapping[int, float], last: fl
     `a` and `b` map a seed to the first step at which it was there, infinite where it was not within
     the `last` step. The test is the log-rank test with the exact distribution of its score over all
     divisions of the trainings among the sides (9,999 random ones, where there are more), so it
-    holds for few seeds and with ties. `mean` is the difference of the means up to `last`.
+    holds for few seeds and with ties. Its score also says who is earlier: `mean`, the difference of
+    the means up to `last`, may say otherwise where a few trainings never get there.
 
     >>> one, other = dict(enumerate([10, 20, 20, 30])), dict(enumerate([40, 60, inf, inf]))
     >>> round(compare_first_steps(one, other, 100).p, 3)
@@ -256,7 +258,7 @@ def compare_first_steps(a: Mapping[int, float], b: Mapping[int, float], last: fl
     seeds = tuple(sorted(a.keys() & b.keys()))
     if min(len(a), len(b)) < 2:
         return Difference(seeds=seeds, verdict="not comparable", reason="one seed has no spread")
-    times = np.array([*a.values(), *b.values()])
+    times = np.array([*a.values(), *b.values()], dtype=float)
     hazard = np.zeros_like(times)  # of Nelson and Aalen, summed up to each training's own time
     for step in np.unique(times[np.isfinite(times)]):
         hazard += (times >= step) * (times == step).sum() / (times >= step).sum()
@@ -271,7 +273,7 @@ def compare_first_steps(a: Mapping[int, float], b: Mapping[int, float], last: fl
     p = float(found.pvalue)
     up_to_last = np.minimum(times, last)
     mean = float(up_to_last[: len(a)].mean() - up_to_last[len(a) :].mean())
-    verdict = _judge(mean, p, "lower")
+    verdict = _judge(-float(found.statistic), p, "lower")  # a larger score is an earlier training
     return Difference(seeds=seeds, mean=mean, p=p, corrected_p=p, verdict=verdict)
 
 
@@ -341,8 +343,9 @@ def correct(differences: Sequence[Difference]) -> list[Difference]:
     judged = []
     for each in differences:
         if each.p is not None and each.mean is not None:
-            p = next(corrected)
-            each = replace(each, corrected_p=p, verdict=_judge(each.mean, p, each.better))
+            p = next(corrected)  # no less than its own p
+            verdict: Verdict = each.verdict if p <= SIGNIFICANCE else "not distinguishable"
+            each = replace(each, corrected_p=p, verdict=verdict)
         judged.append(each)
     return judged
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -86,6 +88,11 @@ class TestIntervalsStayWhereTheMetricCanLie:
         covered = sum(each.low <= 0.9 <= each.high for each in found)
         assert covered / RUNS == pytest.approx(CONFIDENCE, abs=0.02)
 
+    def test_it_holds_the_mean_of_equal_fractions(self):
+        for value in (0.059588, 0.1, 1 / 3, 0.999):
+            found = summarize([value] * 10, "fraction")
+            assert found.low <= found.mean <= found.high
+
     def test_values_outside_of_the_domain_make_it_the_whole_line(self):
         assert summarize([0.5, 1.5], "fraction") == summarize([0.5, 1.5])
         assert summarize([-0.5, 1.5], "positive") == summarize([-0.5, 1.5])
@@ -120,6 +127,14 @@ class TestFirstSteps:
         assert found.p == pytest.approx(theirs.pvalue, rel=0.3, abs=0.005)
         assert found.verdict == "better"
         assert found.mean == pytest.approx(np.minimum(x, 100).mean() - np.minimum(y, 100).mean())
+
+    def test_who_is_earlier_does_not_hang_on_one_that_never_gets_there(self):
+        early, late = [10, 10, 20, 30, inf, 20, 10, 10, 10, 10], [40] * 5 + [60, 110, 60, 60, 50]
+        found = compare_first_steps(by_seed(early), by_seed(late), 1000)
+        assert found.mean > 0
+        assert found.p < 0.05
+        assert found.verdict == correct([found])[0].verdict == "better"
+        assert compare_first_steps(by_seed(late), by_seed(early), 1000).verdict == "worse"
 
     def test_four_seeds_can_decide_and_three_cannot(self):
         early, late = [10.0, 20.0, 30.0, 20.0], [np.inf] * 4

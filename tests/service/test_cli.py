@@ -287,6 +287,24 @@ def test_a_name_longer_than_an_id_names_an_experiment(cli: Cli, spec: str) -> No
     assert json.loads(cli("show", name, "--json").stdout)["id"] == id
 
 
+def test_a_name_of_as_many_letters_as_an_id_names_an_experiment(cli: Cli, spec: str) -> None:
+    id = json.loads(cli("submit", spec, "--json", "--set", "name=copyingmemory").stdout)["id"]
+    assert json.loads(cli("show", "copyingmemory", "--json").stdout)["id"] == id
+
+
+def test_every_field_of_a_spec_can_be_set(cli: Cli, spec: str) -> None:
+    paper = ("--set", "source=a paper")
+    assert cli("preview", spec, *paper).exit_code == 0
+    posted = json.loads(cli("submit", spec, "--follow", "--json", *paper).stdout.splitlines()[-1])
+    assert posted["spec"]["source"] == "a paper"
+    forked = json.loads(cli("fork", posted["id"], "--json", "--set", "source=another").stdout)
+    assert forked["spec"]["source"] == "another"
+    for name in ("self", "notify", "experiment_id"):
+        for words in (("submit", spec), ("preview", spec), ("fork", posted["id"])):
+            refused = cli(*words, "--set", f"{name}=1")
+            assert (refused.exit_code, name in refused.stderr) == (2, True), words
+
+
 def test_an_archived_experiment_is_named_like_others(cli: Cli, spec: str) -> None:
     submit = ("submit", spec, "--follow", "--json", "--set", "name=put away")
     id = json.loads(cli(*submit).stdout.splitlines()[-1])["id"]

@@ -204,6 +204,10 @@ class TestTables:
         assert experiment.export(tmp_path / "a.tex").read_text() == f"{text}\n"
         assert experiment.to_latex(limit=1).count(r"\\") == 2
 
+    def test_latex_without_a_ranked_trial_has_its_heads(self):
+        text = TrialTable.rank({}, []).to_latex()
+        assert r"rank & arm & validation & test & parameters \\" in text
+
 
 class TestText:
     def test_answers_show_themselves_and_are_dicts_still(self, direct, experiment):

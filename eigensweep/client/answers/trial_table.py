@@ -71,7 +71,7 @@ class TrialTable(list[Row]):
             "test": [_join_mean(row["test"], row["test_interval"]) for row in rows],
             "parameters": [row["parameters"] for row in rows],
         }
-        known = {head: cells for head, cells in columns.items() if set(cells) - {None}}
+        known = {head: cells for head, cells in columns.items() if not rows or set(cells) - {None}}
         return format_latex_table(list(known), zip(*known.values(), strict=True))
 
     @property
