@@ -167,7 +167,12 @@ class AsRNN(RecurrentModel):
 
     def param_groups(self) -> list[ParamGroup]:
         orth = self.W if self.recurrent is None else self.recurrent.A
-        return [ParamGroup("orth", [orth]), ParamGroup("main", self.others(orth))]
+        turn = self.saturation.A  # decay would turn U_f towards its base
+        return [
+            ParamGroup("orth", [orth]),
+            ParamGroup("main", self.others(orth, turn)),
+            ParamGroup("saturation", [turn], {"weight_decay": 0.0}),
+        ]
 
     def after_update(self, learning_rates: Mapping[str, float]) -> None:
         rebase_every, project_every = self.scalar("rebase_every"), self.scalar("project_every")

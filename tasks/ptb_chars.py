@@ -121,11 +121,14 @@ class PtbCharsConfig(TaskConfig):
     @property
     def baselines(self) -> dict[str, float]:
         """The scores of the training text's symbol frequencies on the validation text."""
-        bits = treebank.UNIGRAM_BITS[self.reading]
+        return self.baselines_on("valid")
+
+    def baselines_on(self, split: Split) -> dict[str, float]:
+        bits = treebank.UNIGRAM_BITS[split][self.reading]
         return {
             "cross_entropy": bits * log(2),
             "bits_per_char": bits,
-            "accuracy": treebank.MAJORITY[self.reading],
+            "accuracy": treebank.MAJORITY[split][self.reading],
         }
 
     def lanes(self, split: str) -> int:

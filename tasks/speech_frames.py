@@ -50,11 +50,14 @@ LONGEST = {"timit": frame_count(8 * RATE), "fsdd": 146}
 """Frames of the longest training recording; for TIMIT an upper bound."""
 READ_BYTES = {"timit": 1_200 * 10**6, "fsdd": 80 * 10**6}
 """Memory of all recordings and of their frames, about 8 bytes for each sample."""
-FSDD_FRAMES = {"valid": 9_297, "longest": 86}
-"""Frames of the validation recordings of the spoken digits: of all together, and of the longest."""
-FSDD_BASELINE: dict[Mask, float] = {"lengths": 195.151492, "lengths-1": 191.444943}
-"""Mean squared error of always answering the mean training frame, on the validation recordings of
-the spoken digits."""
+FSDD_FRAMES: dict[Split, tuple[int, int]] = {"valid": (9_297, 86), "test": (9_128, 75)}
+"""Frames of a split of the spoken digits: of all recordings together, and of the longest."""
+FSDD_BASELINE: dict[Split, dict[Mask, float]] = {
+    "valid": {"lengths": 195.151492, "lengths-1": 191.444943},
+    "test": {"lengths": 197.206319, "lengths-1": 193.143948},
+}
+"""Mean squared error of always answering the mean training frame, on a split of the spoken
+digits."""
 SCORES = (
     Metric("seg_snr", "dB", "higher", test_only=True),
     Metric("seg_snr_parabola", "dB", "higher", test_only=True),
@@ -172,12 +175,15 @@ class SpeechFramesConfig(TaskConfig):
     @property
     def baselines(self) -> dict[str, float]:
         """The scores of always answering the mean training frame; only known here for `fsdd`."""
+        return self.baselines_on("valid")
+
+    def baselines_on(self, split: Split) -> dict[str, float]:
         if self.corpus != "fsdd":
             return {}
-        error, frames = FSDD_BASELINE[self.mask], FSDD_FRAMES["valid"]
-        recordings = COUNTS["fsdd"]["valid"]
+        error, (frames, longest) = FSDD_BASELINE[split][self.mask], FSDD_FRAMES[split]
+        recordings = COUNTS["fsdd"][split]
         scored = frames if self.mask == "lengths" else frames - recordings
-        padded = recordings * (self.pad_frames or FSDD_FRAMES["longest"])
+        padded = recordings * (self.pad_frames or longest)
         return {"mse": error, "padded_mse": error * scored / padded}
 
 

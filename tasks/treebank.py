@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from eigensweep.tasks.base import Split
 from eigensweep.tasks.corpus import Corpus, Form
 
 Reading = Literal["raw", "tokens", "sentences"]
@@ -69,10 +70,16 @@ LONGEST_LINE = 518
 """Number of characters to predict in the longest line of the training text."""
 SYMBOLS: dict[Reading, int] = {"raw": 50, "tokens": 50, "sentences": 49}
 """Number of different symbols."""
-UNIGRAM_BITS: dict[Reading, float] = {"raw": 4.305157, "tokens": 4.336216, "sentences": 4.301906}
-"""Cross-entropy, in bits, of the validation text under the training text's symbol frequencies."""
-MAJORITY: dict[Reading, float] = {"raw": 0.184501, "tokens": 0.170516, "sentences": 0.171991}
-"""Share of the most frequent symbol, the space, in the validation text."""
+UNIGRAM_BITS: dict[Split, dict[Reading, float]] = {
+    "valid": {"raw": 4.305157, "tokens": 4.336216, "sentences": 4.301906},
+    "test": {"raw": 4.315089, "tokens": 4.345880, "sentences": 4.311845},
+}
+"""Cross-entropy, in bits, of a split's text under the training text's symbol frequencies."""
+MAJORITY: dict[Split, dict[Reading, float]] = {
+    "valid": {"raw": 0.184501, "tokens": 0.170516, "sentences": 0.171991},
+    "test": {"raw": 0.183200, "tokens": 0.169313, "sentences": 0.170765},
+}
+"""Share of the most frequent symbol, the space, in a split's text."""
 
 
 def characters(text: bytes, reading: Reading) -> bytes:

@@ -99,17 +99,23 @@ class Spectra(AnalysisMethod[SpectraOptions, TrialSubject, SpectraContent]):
         last = load_snapshot(subject, seed, folders).step
         kept = spectrum_files.read(Store(folders.storage), subject.store_key(seed))
         points = [(step, content) for step, content in kept if step <= last]
-        over_training = bool(points)
+        over_training, note = bool(points), None
         if not over_training:
             points = self._ends(options, subject, folders)
+            note = (
+                "the trial kept no spectra, so only the untrained, the best and the last weights "
+                "are shown; train with training.spectra=true to see all evaluations"
+            )
+        elif points[0][0] > 0:
+            note = (
+                f"there are none before step {points[0][0]:,}: the trial goes on from another one, "
+                "which kept none"
+            )
         thinned = points[:: max(1, -(-len(points) // MOST_POINTS))]
         points = thinned if thinned[-1] is points[-1] else [*thinned, points[-1]]
         content = SpectraContent(
             over_training=over_training,
-            note=None
-            if over_training
-            else "the trial kept no spectra, so only the untrained, the best and the last weights "
-            "are shown; train with training.spectra=true to see all evaluations",
+            note=note,
             steps=[step for step, _ in points],
             matrices={
                 name: MatrixSpectra(

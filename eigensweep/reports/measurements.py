@@ -72,9 +72,10 @@ class ArmsMeasured:
     def _baseline_of(self, chosen: ArmTrial, name: str) -> float | None:
         """Return the baseline of a metric on the data that it is measured on."""
         split, _, metric = name.partition("/")
-        if "test" not in split:
-            return self.baseline
-        return chosen.config.task.baselines_on("test").get(metric, self.baseline)
+        known = chosen.config.task.baselines_on("test" if "test" in split else "valid")
+        if not metric or metric == self.experiment.metric:
+            return known.get(metric, self.baseline)
+        return known.get(metric)
 
     def domain(self, metric: str, *, of_baseline: bool = False) -> Domain:
         """Return where a number can lie; `value` is the objective's."""

@@ -7,6 +7,7 @@ writes the same file again.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import TypedDict
 
 from eigensweep.store.checkpoints import Store
@@ -36,6 +37,19 @@ def write(store: Store, key: str, attempt: int, step: int, content: SpectraJson)
     """
     content_bytes = json.dumps(content, allow_nan=False).encode()
     store.kept.write(key, attempt, f"{FOLDER}/{step:09d}.json", content_bytes)
+
+
+def copy(store: Store, donor: str, key: str, attempt: int) -> None:
+    """Keep the spectra of the replicate `donor` for another one, which goes on from there.
+
+    Raises:
+        StaleAttemptError: if a later attempt has begun.
+        StorageError: if they cannot be read or written.
+    """
+    for name in store.kept.names(donor, FOLDER):
+        with suppress(FileNotFoundError):  # its experiment is being deleted
+            path = f"{FOLDER}/{name}"
+            store.kept.write(key, attempt, path, store.kept.read(donor, path))
 
 
 def read(store: Store, key: str) -> list[tuple[int, SpectraJson]]:

@@ -299,6 +299,8 @@ class Replicate:
         """What was found damaged in the store, and what this goes on from; None: nothing was."""
         if order.donor is not None:
             donor = replicate_key(order.donor.experiment, order.donor.number, training.seed)
+            if training.config.training.spectra and not store.has_checkpoint(key):
+                spectrum_files.copy(store, donor, key, order.attempt)
             if store.copy(donor, key):
                 logger.info("going on from another trial donor=%s key=%s", donor, key)
             else:

@@ -297,6 +297,15 @@ class TestSpectra:
         assert analyse("spectra", enrnn, folders)["steps"][-1] == 12
         (Path(store.place) / key / "spectra" / "000000999-1.json").unlink()
 
+    def test_those_that_another_trial_did_not_keep_are_told_as_missing(self, folders):
+        trial = train(folders.storage, 9, training__spectra=True)
+        key = f"{Path(Store(folders.storage).place) / trial.store_key(0)}/spectra"
+        for step in (0, 4):
+            next(Path(key).glob(f"{step:09d}*")).unlink()
+        content = analyse("spectra", trial, folders)
+        assert content["steps"] == [8, 12]
+        assert "none before step 8" in content["note"]
+
     def test_a_gated_model_is_refused(self, enrnn):
         config = config_of(model={"name": "lstm", "hidden_size": 4})
         lstm = enrnn.model_copy(update={"config": config})

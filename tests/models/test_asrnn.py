@@ -104,6 +104,13 @@ def test_only_the_logarithm_of_w_is_in_the_orthogonal_group(nets):
     same(free.W, nets.build("asrnn").recurrent_matrix(), 1e-6)
 
 
+def test_no_logarithm_of_a_rotation_decays(nets):
+    for net in (nets.build("asrnn"), nets.build("asrnn", constrain_hh=False)):
+        *_, saturation = net.param_groups()
+        assert saturation.params == [net.saturation.A]
+        assert saturation.options == {"weight_decay": 0.0}
+
+
 def test_both_rotations_have_bases_of_their_own(nets):
     model = nets.generic("asrnn", trivialization="dynamic", rebase_every=1)
     assert not torch.allclose(model.recurrent.base, model.saturation.base)

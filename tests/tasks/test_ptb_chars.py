@@ -166,6 +166,9 @@ class TestPennTreebank:
         assert config.baseline("accuracy") == pytest.approx(valid[train.argmax()], abs=1e-6)
         assert -(test @ np.log2(train)) == pytest.approx(test_bits, abs=5e-4)
         assert test[train.argmax()] == pytest.approx(test_share, abs=5e-5)
+        known = config.baselines_on("test")
+        assert known["bits_per_char"] == pytest.approx(-(test @ np.log2(train)), abs=1e-6)
+        assert known["accuracy"] == pytest.approx(test[train.argmax()], abs=1e-6)
 
     def test_a_forgetting_predictor_scores_the_baseline(self, data_root):
         config = PtbCharsConfig()

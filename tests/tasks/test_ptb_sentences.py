@@ -118,12 +118,14 @@ class TestSentencesOfThePennTreebank:
         batches = [task.train_batch(step, 0) for step in range(329)]
         targets = torch.cat([batch.y[batch.mask] for batch in batches])
         logits = targets.bincount(minlength=49).float().log()
-        totals = {metric.name: [0.0, 0] for metric in task.config.metrics}
-        for batch in task.evaluation("valid"):
-            scores = task.scores(logits.expand(*batch.x.shape, 49), batch)
-            for name, (total, count) in scores.items():
-                totals[name][0] += float(total)
-                totals[name][1] += count
-        for name, (total, count) in totals.items():
-            assert count == COUNTS["sentences"]["valid"]
-            assert total / count == pytest.approx(task.config.baseline(name), abs=1e-5)
+        for split in ("valid", "test"):
+            totals = {metric.name: [0.0, 0] for metric in task.config.metrics}
+            for batch in task.evaluation(split):
+                scores = task.scores(logits.expand(*batch.x.shape, 49), batch)
+                for name, (total, count) in scores.items():
+                    totals[name][0] += float(total)
+                    totals[name][1] += count
+            for name, (total, count) in totals.items():
+                assert count == COUNTS["sentences"][split]
+                known = task.config.baselines_on(split)[name]
+                assert total / count == pytest.approx(known, abs=1e-5)

@@ -35,6 +35,7 @@ from eigensweep.results.seeds import split_seeds, summarise
 from eigensweep.results.trial_result import Source
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.store import spectrum_files
 from eigensweep.store.checkpoints import Store
 from eigensweep.store.commits.head import StaleAttemptError
 from eigensweep.store.marks import pause_mark
@@ -177,6 +178,15 @@ class TestLongerBudget:
         keys = [(tmp_path / "two", "e2/00003/0"), (tmp_path / "one", "e1/00003/0")]
         curves = [[(p.step, p.metrics) for p in Store(f).points(k)] for f, k in keys]
         assert curves[0] == curves[1]
+
+    def test_it_has_the_spectra_of_the_shorter_one(self, tmp_path):
+        to_the_end(Attempt(order(tmp_path, **KEPT), "cpu"))
+        longer = {"training": {**KEPT["training"], "steps": 30}}
+        going_on = replace(order(tmp_path, **longer), experiment="e2", donor=Source("e1", 3))
+        to_the_end(Attempt(going_on, "cpu"))
+        kept = spectrum_files.read(Store(tmp_path), "e2/00003/0")
+        assert [step for step, _ in kept] == [0, 5, 10, 15, 20, 25, 30]
+        assert kept[:5] == spectrum_files.read(Store(tmp_path), "e1/00003/0")
 
     def test_a_donor_that_is_gone_costs_no_more_than_its_training(self, tmp_path):
         reports = to_the_end(Attempt(replace(order(tmp_path), donor=Source("e0", 3)), "cpu"))
