@@ -62,6 +62,8 @@ AT_ONCE: Final = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}
 which outlive the service, have left it by themselves."""
 SHARE_OF_MEMORY: Final = 0.7
 """The nodes' share of the memory that is free now; the rest is for the other processes."""
+LOCK: Final = "cluster.lock"
+"""The file that a cluster's folder has from its first start."""
 SHORT_FOLDER: Final = "es-"
 """How the folder of sockets begins: a socket's path has at most 107 characters."""
 
@@ -195,10 +197,13 @@ def take_down(folder: Path, tell: Tell, delete: bool = False) -> bool:
 
     Raises:
         ClusterBusyError: if another command works on the folder.
+        StartError: if it is to be removed, and no cluster ever ran in it.
     """
     folder = folder.absolute()
     if not folder.exists():
         return False
+    if delete and not (folder / LOCK).exists():
+        raise StartError(f"no cluster ever ran in {folder}, so it is not removed: see `--folder`")
     with _hold(folder), _undisturbed():
         was_there = _clear(folder, tell)
         if delete:
@@ -247,7 +252,7 @@ def _end(parts: Sequence[Part], tell: Tell) -> None:
 def _hold(folder: Path) -> AbstractContextManager[None]:
     """Hold a folder, so that only one command starts or ends its cluster."""
     words = f"another command works in {folder}: wait for its end"
-    return hold_alone(folder / "cluster.lock", ClusterBusyError(words))
+    return hold_alone(folder / LOCK, ClusterBusyError(words))
 
 
 @contextmanager

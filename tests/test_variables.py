@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from eigensweep.common.variables import KNOWN, PREFIX, find_unknown, warn_of_unknown
-from eigensweep.service.settings import Settings
+from eigensweep.service.settings import Settings, explain_settings
 
 ROOT = Path(__file__).parents[1]
 OF_TESTS = {"EIGENSWEEP_TEST_MARK"}
@@ -71,3 +72,20 @@ def test_serve_names_unknown_variables_at_its_start(tmp_path: Path) -> None:
 
     assert done.returncode == 2
     assert "EIGENSWEEP_MAX_EXPERIMENT; did you mean EIGENSWEEP_MAX_EXPERIMENTS?" in done.stderr
+
+
+def test_an_empty_variable_is_one_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "STORAGE", "DATA_ROOT", "MLFLOW_URI", "RAY_ADDRESS", "TOKEN"):
+        monkeypatch.delenv(f"EIGENSWEEP_{name}", raising=False)
+    unset = Settings()
+    for name in ("HOME", "STORAGE", "DATA_ROOT", "MLFLOW_URI", "RAY_ADDRESS", "TOKEN"):
+        monkeypatch.setenv(f"EIGENSWEEP_{name}", "")
+    assert Settings() == unset
+
+
+def test_a_refused_setting_is_named_without_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EIGENSWEEP_TOKEN", "correct horse battery")
+    with pytest.raises(ValidationError) as caught:
+        Settings()
+    assert "horse" not in str(caught.value)
+    assert explain_settings(caught.value)[0].startswith("EIGENSWEEP_TOKEN: ")

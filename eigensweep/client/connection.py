@@ -110,6 +110,8 @@ class Connection:
             )
         except (ValueError, httpx2.InvalidURL) as error:
             raise InputError(f"{self.url} is not the address of a service: {error}") from error
+        except ImportError as error:
+            raise InputError(f"the proxy that is set cannot be used: {error}") from error
 
     def __enter__(self) -> Self:
         return self

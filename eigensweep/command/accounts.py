@@ -161,13 +161,13 @@ def _find_keeper(call: Call, command: str) -> Client:
     from sqlalchemy.exc import SQLAlchemyError
 
     from eigensweep.command.local import open_accounts
-    from eigensweep.service.settings import StartError
+    from eigensweep.service.settings import StartError, explain_settings
 
     title = "This cannot be done"
     try:
         return open_accounts(command)
     except ValidationError as error:
-        call.fail("; ".join(one["msg"] for one in error.errors()), title)
+        call.fail("; ".join(explain_settings(error)), title)
     except (StartError, SQLAlchemyError, OSError) as error:
         words = f"{error}; give the address of a service with --url to ask it instead"
         call.fail(words, title, FAILURE)

@@ -28,12 +28,14 @@ def _failures(call: Call, what: str) -> Iterator[None]:
     from sqlalchemy.exc import SQLAlchemyError
 
     from eigensweep.service.process.backup import BackupError
-    from eigensweep.service.settings import StartError
+    from eigensweep.service.settings import StartError, explain_settings
     from eigensweep.store.places.durable_files import StorageError
 
     try:
         yield
-    except (BackupError, ValidationError) as error:
+    except ValidationError as error:
+        call.fail("; ".join(explain_settings(error)), TITLE)
+    except BackupError as error:
         call.fail(str(error), TITLE)
     except (OSError, sqlite3.Error, SQLAlchemyError, StartError, StorageError) as error:
         call.fail(f"{what}: {error}", TITLE, FAILURE)

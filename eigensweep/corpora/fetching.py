@@ -143,7 +143,7 @@ def download(url: str, file: BinaryIO, on_progress: OnProgress) -> bool:
         use_proxy = urlsplit(url).hostname not in HERE
         with httpx2.Client(follow_redirects=True, timeout=TIMEOUT, trust_env=use_proxy) as client:
             retrying(_receive, client, url, file, on_progress)
-    except httpx2.HTTPError as error:
+    except (httpx2.HTTPError, ImportError) as error:  # a proxy may need another package
         raise AddressError(str(error) or type(error).__name__) from error
     file.flush()
     return part > 0

@@ -18,6 +18,7 @@ SQLite file, and objects of an object store in the same files. So it can be rest
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import io
@@ -48,6 +49,7 @@ from eigensweep.service.record.sql.tables import TrialRow
 from eigensweep.service.settings import Settings, read_version
 from eigensweep.store.checkpoints import Store
 from eigensweep.store.places.files import is_url
+from eigensweep.store.places.folder_files import give_name
 from eigensweep.store.upkeep.copies import STAGING, copy_out, explain_emptiness
 
 FORMAT: Final = 2
@@ -377,7 +379,8 @@ def _write_new(file: Path) -> Iterator[IO[bytes]]:
             yield target
             target.flush()
             os.fsync(target.fileno())
-        os.link(partial, file)  # fails where the name was taken meanwhile
+        if not give_name(partial, file):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(file))
     finally:
         partial.unlink(missing_ok=True)
 
@@ -475,8 +478,13 @@ def restore(
         OSError, SQLAlchemyError, StorageError: if something cannot be read or written. Then the
             new store may hold a part.
     """
-    home = home.expanduser().absolute()
+    home = home.expanduser().resolve()
     _require_empty(home, "--home")
+    if home.is_mount():
+        raise BackupError(
+            f"a file system is mounted at {home}, which cannot be replaced as a whole: choose a "
+            "folder in it with --home"
+        )
     home.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory(prefix=f".{home.name}-", dir=home.parent) as made,
@@ -490,7 +498,7 @@ def restore(
         if database_url is not None:
             stack.enter_context(_put_into_database(folder / RECORD, database_url))
         if storage is not None:
-            _put_into_store(folder / "storage", storage)
+            _put_into_store(folder / "storage", _find_within(storage, home, folder))
         os.replace(folder, home)  # takes the place of an empty folder
         try:
             stack.close()  # the database has the record from now on
@@ -498,6 +506,14 @@ def restore(
             os.replace(home, folder)
             raise
     return manifest
+
+
+def _find_within(storage: str, home: Path, made: Path) -> str:
+    """Return where the store is made: in the new home, if its place is in the home."""
+    place = Path(storage).expanduser()
+    if is_url(storage) or not (place := place.resolve()).is_relative_to(home):
+        return storage
+    return str(made / place.relative_to(home))
 
 
 def _require_empty(folder: Path, option: str) -> None:
@@ -532,6 +548,8 @@ def _put_into_store(copied: Path, place: str) -> None:
     """Move checkpoints and curves of a backup to their place; it must be empty."""
     if not is_url(place):
         folder = Path(place)
+        if folder == copied:
+            return
         _require_empty(folder, "--storage")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for each in sorted(copied.iterdir()) if copied.exists() else ():

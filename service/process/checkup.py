@@ -82,7 +82,8 @@ class Context:
         """Return the service's answer to a GET, None if there is none."""
         token = self.settings.token.get_secret_value() if self.settings.token else None
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        url = f"{(self.url or '').rstrip('/')}{path}"
+        address = (self.url or "").rstrip("/")
+        url = f"{address}{path}" if "://" in address else f"http://{address}{path}"
         with suppress(httpx2.HTTPError, httpx2.InvalidURL):
             return httpx2.get(url, headers=headers, timeout=PATIENCE_SECONDS, trust_env=False)
         return None

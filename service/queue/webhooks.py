@@ -35,6 +35,7 @@ from eigensweep.service.record.sql.tables import ExperimentRow, JobKind, JobRow
 from eigensweep.service.record.views.queries import count_states
 from eigensweep.service.settings.webhook_rules import (
     HTTPS_PORT,
+    KEY_PREFIX,
     WebhookRefusedError,
     check_url,
     is_allowed,
@@ -46,8 +47,6 @@ TIMEOUT_SECONDS: Final = 10.0
 """The longest delivery, from the host's name to the status: other receivers wait meanwhile."""
 GONE: Final = 410
 """The status by which a receiver declines all further messages. Source: RFC 9110."""
-KEY_PREFIX: Final = "whsec_"
-"""The prefix of a secret in Base64, after Standard Webhooks."""
 
 Resolve = Callable[[str, int], Sequence[str]]
 """Returns the IP addresses of a host."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import ipaddress
 import re
 from collections.abc import Callable
@@ -27,7 +28,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from eigensweep.common.aside import call_aside
 from eigensweep.common.logs import LogFormat
-from eigensweep.service.settings.webhook_rules import check_url
+from eigensweep.service.settings.webhook_rules import KEY_PREFIX, check_url
 from eigensweep.store.places.files import is_url
 from eigensweep.store.places.object_files import KEYS, LIBRARIES
 from eigensweep.store.upkeep.thinning import Keep
@@ -142,7 +143,10 @@ class Mlflow:
 class Settings(BaseSettings):
     """Deployment choices. Scientific choices belong to the spec and never live here."""
 
-    model_config = SettingsConfigDict(env_prefix="EIGENSWEEP_", frozen=True)
+    # A variable that is empty is one that is not set, as for the client. Errors may be mailed.
+    model_config = SettingsConfigDict(
+        env_prefix="EIGENSWEEP_", frozen=True, env_ignore_empty=True, hide_input_in_errors=True
+    )
 
     home: Folder = Field(default_factory=lambda: user_data_path("eigensweep"))
     """Folder of everything that the service keeps, for one service at a time.
@@ -293,6 +297,14 @@ class Settings(BaseSettings):
         for url in self.webhook_urls:
             check_url(url, self.webhook_hosts)
         secret = self.webhook_secret.get_secret_value() if self.webhook_secret else ""
+        if secret.startswith(KEY_PREFIX):
+            try:
+                base64.b64decode(secret.removeprefix(KEY_PREFIX), validate=True)
+            except ValueError as error:
+                raise ValueError(
+                    f"EIGENSWEEP_WEBHOOK_SECRET begins with {KEY_PREFIX}, so Base64 must follow; "
+                    "leave that out for any other secret"
+                ) from error
         if self.webhook_hosts and len(secret) < SHORTEST_SECRET:
             raise ValueError(
                 f"webhooks are signed: set EIGENSWEEP_WEBHOOK_SECRET to at least {SHORTEST_SECRET} "

@@ -9,6 +9,8 @@ from urllib.parse import urlsplit
 
 LONGEST_URL: Final = 2000
 HTTPS_PORT: Final = 443
+KEY_PREFIX: Final = "whsec_"
+"""The prefix of a secret in Base64, after Standard Webhooks."""
 CARRIES_IPV4: Final = tuple(map(ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16")))
 """IPv6 networks that lead to an IPv4 address, which may be a private one."""
 

@@ -152,6 +152,15 @@ class TestSessions:
         answer = make_client().post("/session", data={"token": TOKEN, "place": place})
         assert answer.headers["location"] == "/"
 
+    @pytest.mark.parametrize("other", ['prefs={"theme":"dark"}', "note=hello world", "arr[0]=1"])
+    def test_cookies_of_other_programs_of_the_host_do_not_matter(self, make_client, other):
+        client = make_client()
+        client.post("/session", data={"token": TOKEN, "place": "/"})
+        mine = f"eigensweep_session={client.cookies['eigensweep_session']}"
+        for cookies in (f"{other}; {mine}", f"{mine}; {other}"):
+            found = make_client().get("/v1/experiments", headers={"Cookie": cookies})
+            assert found.status_code == 200, cookies
+
     def test_who_signs_out_is_out_also_with_a_copy_of_the_cookie(self, make_client):
         mine = make_client()
         other = TestClient(mine.app, base_url=mine.base_url, follow_redirects=False)

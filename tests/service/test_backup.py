@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -357,6 +358,31 @@ class TestRefusals:
         assert [path.name for path in tmp_path.iterdir() if "copy" in path.name] == []
         restore(file, home, postgresql_url)
         assert Record(postgresql_url).row(id).state == "queued"
+
+    @pytest.mark.parametrize("inner", ["storage", "trained/here"])
+    def test_the_store_may_be_in_the_home(self, settings, tmp_path, inner):
+        back_up(settings, tmp_path / "b.tar.gz")
+        home = tmp_path / "home of the copy"
+        home.mkdir()
+        (tmp_path / "link").symlink_to(home)
+        restore(tmp_path / "b.tar.gz", tmp_path / "link", storage=str(tmp_path / "link" / inner))
+        assert (home / "eigensweep.db").is_file()
+        assert Store(home / inner).place
+
+    def test_a_mount_is_refused_with_what_would_work(self, settings, tmp_path, monkeypatch):
+        back_up(settings, tmp_path / "b.tar.gz")
+        monkeypatch.setattr(Path, "is_mount", lambda path: path.name == "disk")
+        with pytest.raises(BackupError, match="choose a folder in it"):
+            restore(tmp_path / "b.tar.gz", tmp_path / "disk")
+
+    def test_it_is_written_where_no_links_are_known(self, settings, tmp_path, monkeypatch):
+        def refuse(*_: object) -> None:
+            raise PermissionError(errno.EPERM, "no links here")
+
+        monkeypatch.setattr(os, "link", refuse)
+        back_up(settings, tmp_path / "b.tar.gz")
+        restore(tmp_path / "b.tar.gz", tmp_path / "copy")
+        assert not list(tmp_path.glob("*.partial"))
 
     def test_a_home_that_holds_something_is_left_alone(self, settings, tmp_path):
         back_up(settings, tmp_path / "b.tar.gz")

@@ -551,12 +551,14 @@ class TestProxy:
             ("8.8.8.8, 192.0.2.7:4711", "192.0.2.7"),
             ("8.8.8.8, [2001:db8::1]:80", "2001:db8::1"),
             ("8.8.8.8, unknown", "10.1.2.3"),
+            ("8.8.8.8\n192.0.2.7", "192.0.2.7"),
             ("", "10.1.2.3"),
         ],
     )
     def test_an_address_of_a_clients_own_making_does_not_count(self, proxied, forwarded, found):
         identity = proxied.app.state.service.identity
-        headers = Headers({"x-forwarded-for": forwarded})
+        lines = [(b"x-forwarded-for", line.encode()) for line in forwarded.split("\n")]
+        headers = Headers(raw=lines)
         assert identity.find_address(headers, "10.1.2.3") == found
         assert identity.find_address(headers, "8.8.4.4") == "8.8.4.4", "it is no proxy"
 

@@ -79,7 +79,7 @@ class FolderFiles:
         draft = place.with_name(f"{place.name}.{secrets.token_hex(4)}.tmp")
         try:
             durable_files.write_durably(draft, content, place)
-            is_made = _link(draft, place)
+            is_made = give_name(draft, place)
         finally:
             with suppress(OSError):
                 draft.unlink(missing_ok=True)
@@ -144,8 +144,8 @@ class FolderFiles:
             self.fail(act, path, error)
 
 
-def _link(draft: Path, place: Path) -> bool:
-    """Give a draft its name; return whether nobody else had the name.
+def give_name(draft: Path, place: Path) -> bool:
+    """Give a draft its name, also where there are no links; return whether nobody else had it.
 
     Raises:
         StoreAwayError: if nobody knows.

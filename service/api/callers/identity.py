@@ -123,7 +123,8 @@ class Identity:
         """Return where a request comes from; a proxy of the settings is believed about that."""
         if not self._is_proxy(peer):
             return peer
-        for each in reversed(headers.get("x-forwarded-for", "").split(",")):
+        told = ",".join(headers.getlist("x-forwarded-for"))  # a proxy may add a line of its own
+        for each in reversed(told.split(",")):
             found = _drop_port(each.strip())
             if not _is_address(found):
                 return peer  # what stands before it may be of the client's own making

@@ -13,9 +13,10 @@ import json
 import secrets
 import time
 from contextlib import suppress
-from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import Final
+
+from starlette.requests import cookie_parser
 
 from eigensweep.store.places.durable_files import write_whole
 
@@ -77,8 +78,5 @@ def _digest(cookie: str, token_digest: str) -> str:
 
 def read_cookie(cookies: str) -> tuple[str, str] | None:
     """Return the session's cookie in a Cookie header, and the id of its token; None: none."""
-    try:
-        found = SimpleCookie(cookies).get(COOKIE)
-    except CookieError:
-        return None
-    return None if found is None else (found.value, found.value.partition(".")[0])
+    found = cookie_parser(cookies).get(COOKIE)  # whatever other programs of this host have set
+    return None if found is None else (found, found.partition(".")[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import re
 from types import SimpleNamespace
 from typing import Annotated
@@ -52,6 +53,7 @@ def create_accounts_app(settings: Settings, command: str) -> FastAPI:
     app.state.service = SimpleNamespace(accounts=accounts.Accounts(url), audit=audit)
     app.include_router(router, prefix="/v1")
     answer_errors(app)
+    who = _name_user()
 
     def enter(told: str) -> None:
         audit.add(
@@ -60,11 +62,19 @@ def create_accounts_app(settings: Settings, command: str) -> FastAPI:
             token=None,
             address=None,
             refused=False,
-            detail=f"{told}, by {getpass.getuser()} at the database",
+            detail=f"{told}, by {who} at the database",
         )
 
     app.add_middleware(AsOperator, enter=enter)
     return app
+
+
+def _name_user() -> str:
+    """Return who runs this process; in a container that may be a number without a name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"user {os.getuid()}"
 
 
 class Me(AnswerModel):
