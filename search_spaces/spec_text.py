@@ -40,7 +40,7 @@ _Loader.yaml_implicit_resolvers = {
     first: [(tag, rule) for tag, rule in rules if not tag.endswith(("timestamp", "float"))]
     for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver(
+FLOAT: Any = (
     "tag:yaml.org,2002:float",
     re.compile(
         r"""[-+]?(?:[0-9][0-9_]*\.[0-9_]*(?:e[-+]?[0-9]+)?|[0-9][0-9_]*e[-+]?[0-9]+
@@ -49,6 +49,24 @@ _Loader.add_implicit_resolver(
     ),
     list("-+0123456789."),
 )
+"""What reads as a number with a point or an exponent, and with which signs it begins."""
+_Loader.add_implicit_resolver(*FLOAT)
+
+
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """Puts texts in quotes that `_Loader` would read as numbers."""
+
+
+_Dumper.add_implicit_resolver(*FLOAT)
+
+
+def write_text(content: Any, width: int) -> str:
+    """Return JSON as YAML, which reads back as it was, with lines of about `width` letters.
+
+    >>> write_text({"name": "1e-3", "seed": 1}, 80)
+    "name: '1e-3'\\nseed: 1\\n"
+    """
+    return str(yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width))
 
 
 def _read_integer(text: str) -> int:

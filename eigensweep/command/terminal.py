@@ -6,7 +6,6 @@ own, which would have to be matched with the service's trials.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -17,9 +16,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from eigensweep.client import Event, Experiment, ServiceAwayError
+from eigensweep.client import Event, Experiment, RefusedError, ServiceAwayError
 from eigensweep.client.answers.answers import count_trials, format_duration
 from eigensweep.client.answers.tables import format_cell
+from eigensweep.client.connection import UNAVAILABLE
 from eigensweep.client.shapes import ExperimentJson, TrialJson
 from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.search_spaces.labels import format_value
@@ -57,11 +57,23 @@ def _follow_live(experiment: Experiment, screen: Console) -> None:
     left = SteadyEstimate()
     with Live(board(experiment.content, running), console=screen, auto_refresh=False) as live:
         for _ in experiment.poll(pause=0.5):
-            with contextlib.suppress(ServiceAwayError):
-                running = experiment.listing(limit=50, state="running")
+            found = _list_running(experiment)
+            running = running if found is None else found
             content: ExperimentJson = experiment.content.copy()
             content["eta_seconds"] = left.see(content.get("eta_seconds"))
             live.update(board(content, running), refresh=True)
+
+
+def _list_running(experiment: Experiment) -> list[TrialJson] | None:
+    """Return the trials that train; None while the service, or its database, does not answer."""
+    try:
+        return experiment.listing(limit=50, state="running")
+    except ServiceAwayError:
+        return None
+    except RefusedError as error:
+        if error.status in UNAVAILABLE:
+            return None
+        raise
 
 
 def _follow_lines(experiment: Experiment, screen: Console) -> None:

@@ -90,6 +90,21 @@ def make_frame(parts: Iterable[Iterable[Row]]) -> DataFrame:
     return frame if frame[LINEAGE].any() else frame.drop(columns=LINEAGE)
 
 
+def write_parquet(frame: DataFrame) -> bytes:
+    """Return a frame as Parquet, where a column has one type: values of several become text."""
+    from pandas.api.types import is_object_dtype  # type: ignore[import-untyped]
+
+    mixed = [
+        name
+        for name in frame.columns
+        if is_object_dtype(frame[name])
+        and len({float if type(v) is int else type(v) for v in frame[name].dropna()}) > 1
+    ]
+    texts = {name: frame[name].map(str, na_action="ignore") for name in mixed}
+    content: bytes = frame.assign(**texts).to_parquet(index=False)
+    return content
+
+
 def _set_types(frame: DataFrame, scores: Iterable[str]) -> DataFrame:
     types = dict.fromkeys((*NUMBERS, *MORE_NUMBERS, *scores), "float64")
     types |= dict.fromkeys(COUNTS, "Int64")

@@ -26,6 +26,7 @@ from eigensweep.search_spaces.shipped.reproductions import suite_names
 from eigensweep.service.api.app import create_app
 from eigensweep.service.api.pages.formats import show_duration, show_number
 from eigensweep.service.record.ledger import RecordLedger
+from eigensweep.service.record.requests.analyses import AnalysisRecord
 from eigensweep.store.checkpoints import Store, replicate_key
 from eigensweep.store.commits.curves import CurvePoint
 
@@ -436,6 +437,29 @@ class TestOverviews:
         assert curves[0] == [0, 80]
         assert curves[1] == [0, 40, 80, 100]
 
+    def test_a_trial_that_gets_more_seeds_keeps_its_curve(self, client, ledger, settings):
+        here = f"/v1/experiments/{ledger.experiment_id}/curves"
+        before = client.get(here).json()["items"][0]
+        ledger.reopen(0, ledger.load()[0].config | {"replicates": 4}, "seed 3 of the race")
+        for _ in ("it waits", "it trains", "a new seed has begun"):
+            (now,) = [each for each in client.get(here).json()["items"] if each["number"] == 0]
+            assert (now["steps"], now["mean"]) == (before["steps"], before["mean"])
+            if now["state"] == "waiting":
+                attempt = ledger.begin(0)
+                store, key = (
+                    Store(settings.storage_folder),
+                    replicate_key(ledger.experiment_id, 0, 2),
+                )
+                store.begin(key, attempt)
+            else:
+                points = [CurvePoint(step, {"valid/cross_entropy": 9.0}, 0) for step in (0, 10)]
+                store.commit(key, attempt, 10, {}, points)
+
+    @pytest.mark.parametrize("metric", ["nothing", "step", "metrics", "timestamp_ms", "crc32"])
+    def test_a_lines_own_names_are_no_metrics(self, client, ledger, metric):
+        here = f"/v1/experiments/{ledger.experiment_id}/curves"
+        assert client.get(f"{here}?metric={metric}").status_code == 422
+
     def test_a_metric_of_no_curve_is_refused_with_those_that_exist(self, client, ledger):
         here = f"/v1/experiments/{ledger.experiment_id}/curves"
         refused = client.get(f"{here}?metric=valid/cross_entrpy")
@@ -543,6 +567,34 @@ class TestOverviews:
         page = client.get(f"/experiments/{id}/trials/0").text
         assert "600, 400, 100" in page
         assert "<code>0.48</code>" in page
+
+    def test_a_trials_page_is_renewed_while_it_trains_or_is_analysed(self, client, record, spec):
+        id = client.post("/v1/experiments", json=spec()).json()["id"]
+        ledger = RecordLedger(record.url, id, record.claim(id).generation)
+        complete_config = {"model": {"name": "scornn"}, "seed": 0, "replicates": 1}
+        ledger.open(0, "scornn", {}, complete_config, "h0")
+        attempt, here = ledger.begin(0), f"/experiments/{id}/trials/0"
+        ledger.report(0, attempt, 50, {"objective": 0.15, "cross_entropy": 0.15}, None)
+        page = client.get(here).text
+        assert "Newest scores" in page
+        assert '<th scope="row">objective</th>' not in page
+        assert "data-body" not in page
+        ledger.finish(0, attempt, "completed", summarise([seed_result(0, 0.1, "completed")]))
+        page = client.get(here).text
+        assert "Scores at the best step" in page
+        assert ("data-body" in page, "data-refresh" in page) == (True, False)
+
+    def test_a_trials_page_is_renewed_while_an_analysis_is_made(self, client, ledger):
+        here, found = f"/experiments/{ledger.experiment_id}/trials/0", []
+        subject = {"experiment": ledger.experiment_id, "trial": 0}
+        for state in ("queued", "finished"):
+            made = AnalysisRecord(
+                id="a", name="spectra", options={}, state=state, created_at=1.0, **subject
+            )
+            client.app.state.service.jobs.put(made.to_job())
+            page = client.get(here).text
+            found.append((f"badge {state}" in page, "data-refresh" in page))
+        assert found == [(True, True), (True, False)]
 
 
 YAML = {"Content-Type": "application/yaml; charset=utf-8"}

@@ -204,6 +204,13 @@ class TestTables:
         assert experiment.export(tmp_path / "a.tex").read_text() == f"{text}\n"
         assert experiment.to_latex(limit=1).count(r"\\") == 2
 
+    def test_latex_has_a_searched_number_beside_the_counted_one(self):
+        row = {"number": 0, "arm": "a", "state": "completed", "value": 999.7}
+        row |= {"params": {"model.parameters": 22_000}, "parameters": 21_950}
+        text = TrialTable.rank({}, [row]).to_latex()
+        assert "rank & arm & model.parameters & validation & parameters" in text
+        assert r"1 & a & 22{,}000 & $1000$ & 21{,}950" in text
+
     def test_latex_without_a_ranked_trial_has_its_heads(self):
         text = TrialTable.rank({}, []).to_latex()
         assert r"rank & arm & validation & test & parameters \\" in text

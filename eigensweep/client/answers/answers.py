@@ -9,13 +9,13 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any, Final, Literal
 
-import yaml
 from rich.console import Console
 
 from eigensweep.client.answers.tables import Table, align_columns, describe_rows, format_cell
 from eigensweep.client.shapes import ExperimentJson
 from eigensweep.protocol.states import OUTCOMES
 from eigensweep.search_spaces.labels import format_share, format_value, say_count
+from eigensweep.search_spaces.spec_text import write_text
 
 NONE: Final[Mapping[str, str]] = {}
 Part = str | Table
@@ -378,7 +378,7 @@ def _format_sizes(smallest: int | None, largest: int | None) -> str:
 
 def format_yaml(content: Any) -> str:
     """Return JSON as YAML, which is easy to read and which `submit` takes."""
-    return str(yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)).rstrip()
+    return write_text(content, 100).rstrip()
 
 
 def format_experiment(experiment: ExperimentJson, address: str) -> str:

@@ -207,7 +207,7 @@ def format_latex(value: Any) -> str:
     if not isfinite(value):
         return r"$\infty$" if value > 0 else "--"
     if value == 0 or SMALL <= abs(value) < LARGE:
-        return f"${value:.3g}$" if abs(value) < 1000 else f"${value:.0f}$"
+        return f"${value:.3g}$" if abs(value) < 999.5 else f"${value:.0f}$"
     mantissa, _, exponent = f"{value:.2e}".partition("e")
     digits = mantissa.rstrip("0").rstrip(".")
     factor = {"1": "", "-1": "-"}.get(digits, rf"{digits}\times")

@@ -18,6 +18,8 @@ from eigensweep.client.answers.tables import (
 from eigensweep.results.trial_rows import Row, make_frame, make_row
 from eigensweep.search_spaces.labels import shorten_paths
 
+OWN = ("rank", "arm", "validation", "test", "parameters")
+"""Heads of a LaTeX table beside those of the settings."""
 SPREAD = ("n", "sd", "interval", "test_sd", "test_interval")
 """Columns that say something only where a trial trained several times."""
 
@@ -60,7 +62,8 @@ class TrialTable(list[Row]):
         there are several seeds. `limit` is the largest number of rows.
         """
         rows = [row for row in self if row["rank"] is not None][:limit]
-        labels = shorten_paths(dict.fromkeys(path for row in rows for path in row["settings"]))
+        short = shorten_paths(dict.fromkeys(path for row in rows for path in row["settings"]))
+        labels = {path: path if label in OWN else label for path, label in short.items()}
         columns: dict[str, list[Any]] = {
             "rank": [row["rank"] for row in rows],
             "arm": [row["arm"] for row in rows],

@@ -102,7 +102,8 @@ class StoredCommits:
         name = json.dumps(metric).encode() + b":"
         having = [line for line in lines if name in line]
         kept = thin(having, most)
-        return [point for line in kept if (point := read_if_whole(line)) is not None]
+        points = [point for line in kept if (point := read_if_whole(line)) is not None]
+        return [point for point in points if metric in point.metrics]  # a line has more names
 
     def open_newest(self, key: str) -> IO[bytes] | None:
         """Open the newest undamaged checkpoint of `key`; None if there is none.

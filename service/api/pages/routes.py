@@ -13,7 +13,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-import yaml
 from fastapi import APIRouter, Query, Request, params
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
@@ -32,6 +31,7 @@ from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.search_spaces.errors import UnknownSuiteError, UnreadableSpecError
 from eigensweep.search_spaces.shipped.presets import load_preset
 from eigensweep.search_spaces.shipped.reproductions import BUDGETS
+from eigensweep.search_spaces.spec_text import write_text
 from eigensweep.service.api.answers.errors import STATUS, answer_error
 from eigensweep.service.api.answers.schemas import Asked, Metric, TrialNow, TrialSummary
 from eigensweep.service.api.callers.callers import Caller, Reader, Submitter
@@ -68,8 +68,6 @@ A_YEAR: Final = "public, max-age=31536000, immutable"
 UNRANKED_ENDS: Final[tuple[states.TrialState, ...]] = ("failed", "stalled", "diverged", "invalid")
 SHOWN: Final = 20
 """Trials on the page of an experiment, and failures of each kind."""
-
-DUMPER: Final = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 SHOWN_ERRORS: Final[tuple[type[Exception], ...]] = (
     RequestValidationError,
@@ -264,18 +262,19 @@ def show_trial(
 ) -> Response:
     """Return the page of one trial."""
     trial = trials.get_trial(service, id, number)
+    asked = analyses.list_analyses(service, analyses.AnalysisQuery(experiment=id, trial=number))
+    trains = trial.state in states.OPEN_TRIALS
     return render(
         caller,
         "trial.html",
         experiment=experiments.get_experiment(service, id),
         trial=trial,
         checkpoints=overviews.get_checkpoints(service, id, number).items,
-        analyses=analyses.list_analyses(
-            service, analyses.AnalysisQuery(experiment=id, trial=number)
-        ).items,
+        analyses=asked.items,
         log=_make_log(trial),
         kinds=[each for each in analyses.list_kinds().items if each.of == "trial"],
-        is_live=trial.state in ("waiting", "running"),
+        trains=trains,
+        is_live=trains or any(each.state in states.OPEN_ANALYSES for each in asked.items),
     )
 
 
@@ -418,7 +417,7 @@ def _find_ahead(metric: Metric, shown: Sequence[TrialSummary]) -> TrialSummary |
 
 
 def _write_yaml(spec: SpecJson) -> str:
-    return str(yaml.dump(spec, Dumper=DUMPER, sort_keys=False, allow_unicode=True, width=88))
+    return write_text(spec, 88)
 
 
 def _make_log(trial: TrialNow) -> list[tuple[datetime, str]]:

@@ -457,6 +457,9 @@ def _make_curve(
     store: Store, trial: TrialRow, reports: Sequence[ReportRow], metric: str, points: int
 ) -> CurveNow:
     seeds = [store.sample(key, metric, points) for _, key in _find_keys(trial)]
+    if trial.earlier is not None:  # more seeds begin: until they are as far, those before count
+        furthest = max((curve[-1].step for curve in seeds if curve), default=0)
+        seeds = [curve for curve in seeds if curve and curve[-1].step == furthest] or seeds
     if not any(seeds):
         seeds = [[CurvePoint(r.step, r.metrics, 0) for r in reports if metric in r.metrics]]
     values: dict[int, list[float]] = {}

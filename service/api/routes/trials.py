@@ -11,7 +11,7 @@ from fastapi import APIRouter, Path, Query, Response
 from pydantic import Field
 
 from eigensweep.protocol.states import TrialState
-from eigensweep.results.trial_rows import Row, make_frame, make_row
+from eigensweep.results.trial_rows import Row, make_frame, make_row, write_parquet
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.answers.errors import describe_errors
 from eigensweep.service.api.answers.paging import Part, cut, decode
@@ -99,7 +99,7 @@ def export_trials(service: TheService, id: ExperimentId, format: TrialsFormat) -
     elif format is TrialsFormat.csv:
         content = make_frame(_read_rows(service, id)).to_csv(index=False).encode()
     else:
-        content = make_frame(_read_rows(service, id)).to_parquet(index=False)
+        content = write_parquet(make_frame(_read_rows(service, id)))
     disposition = f'attachment; filename="{id}.{format}"'
     return Response(content, 200, {"Content-Disposition": disposition}, MEDIA_TYPES[format])
 

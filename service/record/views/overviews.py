@@ -88,10 +88,9 @@ def list_leaders(queries: Queries, session: Session, id: str, each: int) -> list
     seen: dict[str, list[TrialRow]] = {}
     for trial in session.scalars(training.order_by(TrialRow.number).limit(50 * each)):
         seen.setdefault(trial.arm, []).append(trial)
-    return [
-        *_find_leaders(session, id, each),
-        *(trial for trials in seen.values() for trial in trials[:each]),
-    ]
+    leaders = _find_leaders(session, id, each)  # one that trains more seeds is among both
+    begun = (trial for trials in seen.values() for trial in trials[:each])
+    return [*leaders, *(trial for trial in begun if trial not in leaders)]
 
 
 @database.reading
