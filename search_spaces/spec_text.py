@@ -61,10 +61,10 @@ _Dumper.add_implicit_resolver(*FLOAT)
 
 
 def write_text(content: Any, width: int) -> str:
-    """Return JSON as YAML, which reads back as it was, with lines of about `width` letters.
+    r"""Return JSON as YAML, which reads back as it was, with lines of about `width` letters.
 
     >>> write_text({"name": "1e-3", "seed": 1}, 80)
-    "name: '1e-3'\\nseed: 1\\n"
+    "name: '1e-3'\nseed: 1\n"
     """
     return str(yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width))
 

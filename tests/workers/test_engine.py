@@ -19,7 +19,7 @@ from eigensweep.protocol.messages import EngineNeed
 from eigensweep.store.checkpoints import Store, replicate_key
 from eigensweep.store.commits.head import StaleAttemptError
 from eigensweep.store.marks import cancel_mark, pause_mark
-from eigensweep.store.places.durable_files import storage_error
+from eigensweep.store.places.durable_files import StoreAwayError, disk_failure, storage_error
 from eigensweep.tasks import TASKS
 from eigensweep.training import attempt
 from eigensweep.training.attempt import Attempt
@@ -293,6 +293,16 @@ class TestEnds:
         mark.unlink()
         assert bench.until_report(replace(mine, attempt=2)).step == 100
 
+    def test_a_trial_that_waits_for_a_lane_is_paused_where_it_is(self, tmp_path):
+        bench = Bench(tmp_path, lanes=1)
+        first, second = (bench.order(number, training=LONG) for number in range(2))
+        for order in (first, second):
+            bench.engine.ask(order, 0)
+        bench.engine.turn()
+        pause_mark(bench.folder, "e1").touch()
+        report = bench.until_report(second)
+        assert (report.lost_by, report.step, report.outcome) == ("pause", 0, None)
+
     def test_a_later_attempt_goes_on_from_the_earlier_one(self, bench):
         first = bench.order(0, training=LONG)
         bench.engine.ask(first, 0)
@@ -425,6 +435,49 @@ class TestErrors:
             "out of memory, fewer lanes lanes=4 of=8",
             "out of memory, fewer lanes lanes=2 of=4",
         ]
+
+    def test_memory_that_a_commit_lacks_is_not_its_trials_fault(self, tmp_path, monkeypatch):
+        bench = Bench(tmp_path / "engine", lanes=4)
+        update, short = Lockstep.update, [True]
+
+        def run_short(group, training):
+            if short and short.pop():
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return update(group, training)
+
+        monkeypatch.setattr(Lockstep, "update", run_short)
+        orders = [bench.order(n) for n in range(3)]
+        lost = []
+        while not lost:
+            for order in orders:
+                try:
+                    bench.engine.ask(order, 0)
+                except EngineError as error:
+                    lost.append((order, str(error)))
+            bench.engine.turn()
+        ((order, words),) = lost
+        assert "the memory of cpu ran out" in words
+        told = bench.to_the_end(*(replace(o, attempt=2) if o is order else o for o in orders))
+        assert {reports[-1].outcome for reports in told} == {"completed"}
+
+    def test_a_trial_that_the_store_lets_not_begin_takes_no_other_along(self, bench, monkeypatch):
+        mine, other = bench.order(0, training=LONG), bench.order(1, training=LONG)
+        bench.engine.ask(mine, 0)
+        bench.engine.turn()
+        begin = Store.begin
+
+        def fail(store, key, attempt):
+            if "/00001/" in key:
+                raise StoreAwayError("cannot read s3://runs: no answer")
+            return begin(store, key, attempt)
+
+        monkeypatch.setattr(Store, "begin", fail)
+        with pytest.raises(EngineError, match="cannot begin here") as caught:
+            bench.engine.ask(other, 0)
+        assert disk_failure(caught.value) is not None
+        (group,) = bench.groups
+        assert not group.is_closed
+        assert bench.until_report(mine).step == 100
 
     def test_groups_are_closed_after_a_while_without_trials(self, bench):
         bench.to_the_end(bench.order(0))

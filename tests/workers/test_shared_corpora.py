@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -78,6 +79,22 @@ def test_what_is_fetched_is_what_was_put_there_and_put_once(store, data_root, tm
     assert files_of(corpora.fetch(store, archive, tmp_path / "node")) == files_of(data_root)
     (data_root / "one" / "a.txt").write_bytes(b"other")
     assert publish(store, data_root) != archive
+
+
+def test_drivers_that_put_the_same_there_at_once_both_do(store, data_root, tmp_path, monkeypatch):
+    """Each sees that it is missing, and the second writes while the first does."""
+    link, others = os.link, []
+
+    def write_meanwhile(*paths: Any) -> None:
+        if not others:
+            others.append(None)
+            others.append(publish(store, data_root, "e2"))
+        return link(*paths)
+
+    monkeypatch.setattr(os, "link", write_meanwhile)
+    archive = publish(store, data_root)
+    assert others == [None, archive]
+    assert files_of(corpora.fetch(store, archive, tmp_path / "node")) == files_of(data_root)
 
 
 def test_all_processes_of_a_node_fetch_once(store, data_root, tmp_path, monkeypatch):

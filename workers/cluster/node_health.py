@@ -32,7 +32,8 @@ def find_fault(head: str, port: int) -> str | None:
     (`ray start --node-manager-port`).
     """
     try:
-        _knock(*head.rsplit(":", 1))
+        host, _, head_port = head.rpartition(":")
+        _knock(host.strip("[]"), head_port)
         nodes = GcsClient(address=head).get_all_node_info(timeout=ANSWER_SECONDS).values()
     except (ray.exceptions.RayError, OSError, RuntimeError) as error:
         return f"Ray's head at {head} does not answer: {error}"

@@ -137,6 +137,7 @@ class EngineActor:
                 except DeviceError:
                     self._is_broken = True  # in another process it may work again
                     raise
+                self._empty_since = time.monotonic()
         earlier = self._slots.pop(_key(order), None)
         if earlier is not None:  # its process was lost, or its driver
             self._engine.leave(earlier.order, commit=True)
@@ -229,7 +230,9 @@ class EngineActor:
         in a process of its own at last, and ends as `stalled`.
         """
         while not self._is_broken and (
-            self._slots or time.monotonic() - self._empty_since < IDLE_SECONDS
+            self._slots
+            or self._opening.locked()
+            or time.monotonic() - self._empty_since < IDLE_SECONDS
         ):
             await asyncio.sleep(1)
             self._look_for_stall()

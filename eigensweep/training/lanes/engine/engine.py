@@ -25,6 +25,7 @@ import torch
 
 from eigensweep.protocol.messages import Order, Report
 from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.store.places.durable_files import disk_failure
 from eigensweep.training.attempt import Attempt
 from eigensweep.training.errors import is_out_of_memory
 from eigensweep.training.lanes.engine.commits import Commits
@@ -201,9 +202,11 @@ class Engine:
             need = trial.order.engine
             lanes = 1 if alone else self._lanes if need is None else need.lanes
         except Exception as error:
-            if is_out_of_memory(error):
+            # Groups are the training thread's: what only this trial has met closes none of them.
+            if is_out_of_memory(error) or disk_failure(error) is not None:
                 with self._register.changed:
-                    trial.error = EngineError(f"no memory to begin a trial: {error}")
+                    trial.error = EngineError(f"a trial cannot begin here: {error}")
+                    trial.error.__cause__ = error
                     trial.is_over = True
             else:
                 self._faults.settle(trial, error)

@@ -31,6 +31,10 @@ logger = logging.getLogger(__name__)
 Ts = TypeVarTuple("Ts")
 
 
+class TooLargeError(RuntimeError):
+    """A device does not hold a single lane of a trial, with nothing beside it."""
+
+
 class Faults:
     """Judges errors: a trial's fails it alone, memory's shrinks a group, others are nobody's.
 
@@ -72,6 +76,10 @@ class Faults:
             trial.held.clear()
             if isinstance(error, StaleWriteError | CorpusMissingError):
                 trial.error = error
+            elif is_out_of_memory(error) and not isinstance(error, TooLargeError):
+                let_go(error)
+                trial.error = EngineError(f"the memory of {self._device} ran out: {error}")
+                trial.error.__cause__ = error
             else:
                 reached = 0 if trial.attempt is None else trial.attempt.reached_step
                 with logs.about(*trial.subject):
@@ -176,7 +184,7 @@ class Faults:
             logger.warning("out of memory, trials wait until other shapes have ended")
             return
         for trial in trials:
-            words = RuntimeError(
+            words = TooLargeError(
                 f"the memory of {self._device} does not hold one lane of this size"
             )
             words.__cause__ = error

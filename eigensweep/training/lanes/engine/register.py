@@ -64,6 +64,8 @@ class Register:
     def take_report(self, trial: MemberTrial, reported: int, deadline: float) -> Report | None:
         """Return the next report beyond the step `reported`, None if there is none in time.
 
+        The last one comes whatever its step: a trial may be paused before it has trained further.
+
         Raises:
             StaleAttemptError: if the trial has a later attempt.
             EngineError: if engine or machine could not go on.
@@ -72,7 +74,7 @@ class Register:
             while True:
                 while trial.reports:
                     report = trial.reports[0]
-                    if report.outcome is not None:
+                    if report.outcome is not None or report.lost is not None:
                         return report
                     trial.reports.popleft()
                     if report.step > reported:
