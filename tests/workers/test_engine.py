@@ -294,8 +294,8 @@ class TestEnds:
         assert bench.until_report(replace(mine, attempt=2)).step == 100
 
     def test_a_trial_that_waits_for_a_lane_is_paused_where_it_is(self, tmp_path):
-        bench = Bench(tmp_path, lanes=1)
-        first, second = (bench.order(number, training=LONG) for number in range(2))
+        bench, training = Bench(tmp_path, lanes=1), {"steps": 10**6, "evaluate_every": 10**5}
+        first, second = (bench.order(number, training=training) for number in range(2))
         for order in (first, second):
             bench.engine.ask(order, 0)
         bench.engine.turn()
