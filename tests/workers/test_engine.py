@@ -300,6 +300,7 @@ class TestEnds:
             bench.engine.ask(order, 0)
         bench.engine.turn()
         pause_mark(bench.folder, "e1").touch()
+        bench.clock.now += 5.0
         report = bench.until_report(second)
         assert (report.lost_by, report.step, report.outcome) == ("pause", 0, None)
 
