@@ -72,10 +72,11 @@ class ArmsMeasured:
     def _baseline_of(self, chosen: ArmTrial, name: str) -> float | None:
         """Return the baseline of a metric on the data that it is measured on."""
         split, _, metric = name.partition("/")
+        is_objective = not metric or metric == self.experiment.metric
+        if is_objective and "test" not in split:
+            return self.baseline
         known = chosen.config.task.baselines_on("test" if "test" in split else "valid")
-        if not metric or metric == self.experiment.metric:
-            return known.get(metric, self.baseline)
-        return known.get(metric)
+        return known.get(metric, self.baseline if is_objective else None)
 
     def domain(self, metric: str, *, of_baseline: bool = False) -> Domain:
         """Return where a number can lie; `value` is the objective's."""

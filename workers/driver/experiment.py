@@ -246,10 +246,11 @@ class ExperimentDriver:
 
     def _train(self) -> None:
         """Run the trials with Ray Tune; cancel them if there is no room or a reason to stop."""
-        self.sweep.prepare_next()  # the search may be over, if all its results are known
-        if self.why_stop() is None and not self.sweep.is_over:
-            self._wait_for_store()
-            self._wait_for_room()
+        if self.why_stop() is None:
+            self.sweep.prepare_next()  # the search may be over, if all its results are known
+            if not self.sweep.is_over:
+                self._wait_for_store()
+                self._wait_for_room()
         if self.must_stop():
             return
         # Trials may be open and none ready: copies of a population wait for the store.
