@@ -297,7 +297,7 @@ class TestSpectra:
         assert analyse("spectra", enrnn, folders)["steps"][-1] == 12
         (Path(store.place) / key / "spectra" / "000000999-1.json").unlink()
 
-    def test_those_that_another_trial_did_not_keep_are_told_as_missing(self, folders):
+    def test_those_that_a_donor_did_not_keep_are_missing(self, folders):
         trial = train(folders.storage, 9, training__spectra=True)
         key = f"{Path(Store(folders.storage).place) / trial.store_key(0)}/spectra"
         for step in (0, 4):

@@ -128,7 +128,7 @@ class TestFirstSteps:
         assert found.verdict == "better"
         assert found.mean == pytest.approx(np.minimum(x, 100).mean() - np.minimum(y, 100).mean())
 
-    def test_who_is_earlier_does_not_hang_on_one_that_never_gets_there(self):
+    def test_who_is_earlier_hangs_not_on_one_that_never_comes(self):
         early, late = [10, 10, 20, 30, inf, 20, 10, 10, 10, 10], [40] * 5 + [60, 110, 60, 60, 50]
         found = compare_first_steps(by_seed(early), by_seed(late), 1000)
         assert found.mean > 0

@@ -134,13 +134,8 @@ class TestWhileItRuns:
     def test_each_copy_ends_alike_and_finishes_each_trial_once(self, settings, tmp_path):
         self.check_copies(settings, tmp_path, lambda name: Settings(home=tmp_path / name))
 
-    @pytest.mark.parametrize(
-        "outer",
-        [
-            pytest.param(False, marks=pytest.mark.slow, id="from a home"),
-            pytest.param(True, id="from elsewhere"),
-        ],
-    )
+    @pytest.mark.slow
+    @pytest.mark.parametrize("outer", [False, True], ids=["from a home", "from elsewhere"])
     def test_record_and_store_come_from_anywhere_and_go_anywhere(
         self, settings, tmp_path, postgresql_server, store_url, outer
     ):

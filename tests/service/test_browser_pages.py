@@ -568,7 +568,7 @@ class TestOverviews:
         assert "600, 400, 100" in page
         assert "<code>0.48</code>" in page
 
-    def test_a_trials_page_is_renewed_while_it_trains_or_is_analysed(self, client, record, spec):
+    def test_a_trials_page_is_renewed_while_it_trains(self, client, record, spec):
         id = client.post("/v1/experiments", json=spec()).json()["id"]
         ledger = RecordLedger(record.url, id, record.claim(id).generation)
         complete_config = {"model": {"name": "scornn"}, "seed": 0, "replicates": 1}

@@ -194,9 +194,7 @@ class TestEvents:
             assert split(text.decode())[-1]["event"] == "experiment.completed"
         assert looks == ["starting", "completed"]
 
-    def test_it_ends_when_an_experiment_that_is_being_deleted_is_gone(
-        self, record, ledger, monkeypatch
-    ):
+    def test_it_ends_when_an_experiment_that_is_deleted_is_gone(self, record, ledger, monkeypatch):
         monkeypatch.setattr(tailer, "INTERVAL", 0.01)
         monkeypatch.setattr(tailer, "LONGEST_QUIET", 0.05)
         ledger.end("completed")

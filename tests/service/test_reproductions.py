@@ -279,9 +279,7 @@ def test_what_failed_or_was_cancelled_is_queued_once_more(client, reproducer, pl
     assert third["experiments"][0]["state"] == "queued"
 
 
-def test_one_that_was_asked_for_anew_meanwhile_is_not_written_over(
-    client, reproducer, play, monkeypatch
-):
+def test_one_that_is_asked_for_anew_is_not_written_over(client, reproducer, play, monkeypatch):
     """While the report of one is made, another one is cancelled and asked for again."""
     first = post(client).json()
     other = post(client, resources={"cpus": 2}).json()
@@ -303,7 +301,7 @@ def test_one_that_was_asked_for_anew_meanwhile_is_not_written_over(
     ]
 
 
-def test_what_was_read_before_it_was_asked_for_anew_is_not_written(client, reproducer):
+def test_what_was_read_before_a_new_request_is_not_written(client, reproducer):
     posted = post(client).json()
     old = reproducer.reproductions.get(posted["id"])
     client.post(posted["links"]["cancel"])

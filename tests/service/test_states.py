@@ -318,7 +318,7 @@ def test_several_are_acted_on_at_once_whatever_is_refused(
     assert client.post("/v1/experiments/bulk", json={**body, "ids": []}).status_code == 422
 
 
-def test_a_model_that_was_removed_is_told_and_leaves_others_of_a_bulk_be(
+def test_a_model_that_was_removed_is_told_and_others_go_on(
     client: TestClient, record: Record, spec: Any
 ) -> None:
     ids = [record.add(ExperimentSpec.model_validate(spec()))[0].id for _ in range(3)]

@@ -486,7 +486,7 @@ def test_a_trial_of_more_than_any_node_has_is_refused(experiment):
     assert "a trial needs 1 CPU, 1 GPU" in error
 
 
-def test_a_trial_that_waits_goes_to_a_node_that_it_may_use_again(experiment, monkeypatch):
+def test_a_trial_that_waits_goes_where_it_may_go_by_now(experiment, monkeypatch):
     """Its only node is cordoned when it is handed out, and no other one ever comes."""
     find_avoided, asked = Cordons.list_avoided, []
 

@@ -461,7 +461,7 @@ class TestErrors:
         told = bench.to_the_end(*(replace(o, attempt=2) if o is order else o for o in orders))
         assert {reports[-1].outcome for reports in told} == {"completed"}
 
-    def test_a_trial_that_the_store_lets_not_begin_takes_no_other_along(self, bench, monkeypatch):
+    def test_one_that_cannot_begin_takes_no_other_along(self, bench, monkeypatch):
         mine, other = bench.order(0, training=LONG), bench.order(1, training=LONG)
         bench.engine.ask(mine, 0)
         bench.engine.turn()

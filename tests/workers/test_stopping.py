@@ -23,7 +23,7 @@ def test_a_clock_that_is_set_back_makes_the_limit_no_longer(tmp_path: Path, monk
     assert driver.why_stop() == "its 1e-06 s are over (limits.wall_seconds)"
 
 
-def test_of_an_experiment_that_has_failed_nothing_more_is_trained(tmp_path: Path):
+def test_of_one_that_has_failed_nothing_more_is_trained(tmp_path: Path):
     content = {"task": COPYING, "model": SCORNN, "training": {"steps": 5}}
     spec = ExperimentSpec.model_validate(content | {"search": {"trials": 3}})
     ledger = FileLedger(tmp_path / "ledger.json")

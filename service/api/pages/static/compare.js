@@ -7,8 +7,8 @@ import { axis, colour, draw, drawLooks, floorOf, isWide, plain, scaleOf, words }
 const figure = document.getElementById("looks");
 
 async function show() {
-  const asked = new URLSearchParams(location.search);
-  for (const [name, value] of [...asked]) if (!value.trim()) asked.delete(name, value);
+  const given = [...new URLSearchParams(location.search)].map(([name, value]) => [name, value.trim()]);
+  const asked = new URLSearchParams(given.filter(([, value]) => value));
   const { pairs, sides, smallest } = await call(`/v1/compare?${asked}`);
   const data = pairs.some((pair) => pair.test.so_far) ? "test" : "valid";
   const series = pairs

@@ -93,7 +93,7 @@ document.addEventListener("click", async (event) => {
   let { body } = button.dataset;
   if (field) {
     const answer = prompt(ask, now); // a number
-    if (answer === null) return;
+    if (answer === null || !answer.trim()) return;
     body = JSON.stringify({ [field]: Number(answer) });
   } else if (ask && !confirm(ask)) return;
   button.disabled = true;
