@@ -16,6 +16,9 @@ logger = logging.getLogger(__name__)
 
 MOST_SEEN: Final = 10_000
 """Marks that a process remembers."""
+AWAY_SECONDS: Final = 10.0
+"""So long a store is not asked for marks after it could not be: an engine looks at those of each of
+its trials in turn, and each look at a store that hangs takes until its time is over."""
 
 
 def cancel_mark(storage: str | Path, experiment: str) -> Mark:
@@ -49,11 +52,14 @@ class Mark:
         looked_at, was_there = _SEEN.get(self, (float("-inf"), False))
         if time.monotonic() - looked_at < files.look_seconds:
             return was_there
+        if time.monotonic() < _AWAY_UNTIL.get(self.storage, float("-inf")):
+            return was_there
         try:
             is_there = files.size(self.path) is not None
         except StorageError as error:
             logger.warning("cannot look for a mark: %s", error)
-            is_there = was_there
+            _AWAY_UNTIL[self.storage] = time.monotonic() + AWAY_SECONDS
+            return was_there
         _SEEN.pop(self, None)
         _SEEN[self] = time.monotonic(), is_there
         if len(_SEEN) > MOST_SEEN:  # an engine sees the marks of thousands of trials
@@ -73,6 +79,8 @@ class Mark:
 
 _SEEN: dict[Mark, tuple[float, bool]] = {}
 """When a mark was looked at, and whether it was there; the last look comes last."""
+_AWAY_UNTIL: dict[str, float] = {}
+"""Until when a store is not asked, by `time.monotonic`."""
 
 
 @cache

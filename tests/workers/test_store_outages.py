@@ -22,6 +22,7 @@ from sweeps import spec
 
 from eigensweep.protocol.messages import DriverOptions, Report
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.store import marks
 from eigensweep.store.checkpoints import Store
 from eigensweep.store.marks import pause_mark
 from eigensweep.store.places import store_watch
@@ -31,6 +32,7 @@ from eigensweep.store.places.durable_files import (
     StoreKeysError,
     disk_failure,
 )
+from eigensweep.store.places.folder_files import FolderFiles
 from eigensweep.store.places.store_watch import FIRST_PAUSE, LONGEST_PAUSE, StoreWatch
 from eigensweep.workers.deaths import explain
 from eigensweep.workers.driver.experiment import ExperimentDriver
@@ -227,3 +229,23 @@ class TestTheWatch:
             for word in ("answered", "refused", "be used")
             if word in each.words.partition(" since")[0]
         ] == ["answered", "refused", "be used"]
+
+
+def test_a_store_that_hangs_is_asked_for_one_mark_and_not_for_each(tmp_path, monkeypatch):
+    asked: list[str] = []
+
+    def hang(files: FolderFiles, path: str) -> int | None:
+        asked.append(path)
+        raise StoreAwayError("cannot read the store: no answer")
+
+    touched = [marks.leave_mark(tmp_path, "e1", number, 1) for number in range(24)]
+    for mark in touched[:12]:
+        mark.touch()
+    before = [mark.exists() for mark in touched]
+    monkeypatch.setattr(FolderFiles, "size", hang)
+    assert [mark.exists() for mark in touched] == before == [True] * 12 + [False] * 12
+    assert len(asked) == 1
+    monkeypatch.undo()
+    monkeypatch.setattr(marks, "_AWAY_UNTIL", {})
+    touched[12].touch()
+    assert touched[12].exists()
