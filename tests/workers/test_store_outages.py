@@ -231,7 +231,7 @@ class TestTheWatch:
         ] == ["answered", "refused", "be used"]
 
 
-def test_a_store_that_hangs_is_asked_for_one_mark_and_not_for_each(tmp_path, monkeypatch):
+def test_a_store_that_hangs_is_asked_for_one_mark_alone(tmp_path, monkeypatch):
     asked: list[str] = []
 
     def hang(files: FolderFiles, path: str) -> int | None:
