@@ -200,10 +200,10 @@ def take_down(folder: Path, tell: Tell, delete: bool = False) -> bool:
         StartError: if it is to be removed, and no cluster ever ran in it.
     """
     folder = folder.absolute()
-    if not folder.exists():
+    if not (folder / LOCK).exists():  # each start leaves it there
+        if delete and folder.exists():
+            raise StartError(f"no cluster ever ran in {folder}, so it is not removed")
         return False
-    if delete and not (folder / LOCK).exists():
-        raise StartError(f"no cluster ever ran in {folder}, so it is not removed: see `--folder`")
     with _hold(folder), _undisturbed():
         was_there = _clear(folder, tell)
         if delete:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import re
 import socketserver
 import threading
@@ -17,6 +18,7 @@ from starlette.testclient import TestClient
 
 from eigensweep.service.api.app import create_app
 from eigensweep.service.api.callers import sessions
+from eigensweep.service.api.routes import accounts as accounts_of_the_api
 from eigensweep.service.queue.dispatcher import Dispatcher
 from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Mlflow, Settings
@@ -160,6 +162,13 @@ class TestSessions:
         for cookies in (f"{other}; {mine}", f"{mine}; {other}"):
             found = make_client().get("/v1/experiments", headers={"Cookie": cookies})
             assert found.status_code == 200, cookies
+
+    def test_a_user_of_the_system_without_a_name_has_a_number(self, monkeypatch):
+        def fail() -> str:
+            raise KeyError("getpwuid(): uid not found: 54321")
+
+        monkeypatch.setattr("getpass.getuser", fail)
+        assert accounts_of_the_api._name_user() == f"user {os.getuid()}"
 
     def test_who_signs_out_is_out_also_with_a_copy_of_the_cookie(self, make_client):
         mine = make_client()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -22,7 +23,7 @@ from rich.console import Console
 from rich.text import Text
 from typer.testing import CliRunner, Result
 
-from eigensweep.client import Client, connection
+from eigensweep.client import Client, RefusedError, ServiceAwayError, connection
 from eigensweep.client.answers.answers import Answer, describe_pareto
 from eigensweep.client.answers.tables import Table
 from eigensweep.client.answers.trial_table import TrialTable
@@ -455,6 +456,17 @@ def test_on_a_terminal_each_running_trial_has_a_bar(scripted_service: str) -> No
     assert "of 100" in drawn
     assert "━" in drawn
     assert "completed: best" in drawn
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_a_live_view_outlasts_a_service_that_is_away(status: int) -> None:
+    experiment = Mock()
+    for error in (RefusedError(status, {}), ServiceAwayError("away")):
+        experiment.listing.side_effect = error
+        assert terminal._list_running(experiment) is None
+    experiment.listing.side_effect = RefusedError(401, {})
+    with pytest.raises(RefusedError):
+        terminal._list_running(experiment)
 
 
 @pytest.mark.parametrize("width", [40, 70, 100, 240])

@@ -313,3 +313,9 @@ def test_settings_do_not_change_the_original_spec() -> None:
 
     assert changed == {"search": {"space": {"optimizer.lr": {"low": 1e-4, "high": 1}}}}
     assert spec == {"search": {"space": {"optimizer.lr": [1, 2]}}}
+
+
+def test_a_proxy_that_needs_another_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
+    with pytest.raises(InputError, match="the proxy that is set cannot be used"):
+        Client("http://service.example")

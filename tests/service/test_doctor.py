@@ -334,3 +334,11 @@ class TestCorpora:
         assert "eigensweep data fetch" in damaged.advice
         assert only(found, "corpora").state == "ok"
         assert "mnist" in only(found, "corpora").detail
+
+
+def test_an_address_without_a_scheme_is_asked_like_others(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(checkup.httpx2, "get", lambda url, **_: asked.append(url))
+    for url in ("127.0.0.1:8642", "https://service.example/"):
+        checkup.Context(Settings(home=tmp_path), url).ask("/healthz")
+    assert asked == ["http://127.0.0.1:8642/healthz", "https://service.example/healthz"]

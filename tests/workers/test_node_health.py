@@ -74,3 +74,15 @@ def test_a_head_that_is_away_is_named(free_port: Callable[[], int]) -> None:
     head = f"127.0.0.1:{free_port()}"
 
     assert f"Ray's head at {head} does not answer" in str(node_health.find_fault(head, 1))
+
+
+def test_a_head_with_an_ipv6_address_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[tuple[str, int]] = []
+
+    def refuse(place: tuple[str, int], seconds: float) -> None:
+        called.append(place)
+        raise OSError("nobody listens")
+
+    monkeypatch.setattr(node_health.socket, "create_connection", refuse)
+    assert "does not answer" in str(node_health.find_fault("[2001:db8::1]:6379", 1))
+    assert called == [("2001:db8::1", 6379)]
