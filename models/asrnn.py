@@ -167,11 +167,11 @@ class AsRNN(RecurrentModel):
 
     def param_groups(self) -> list[ParamGroup]:
         orth = self.W if self.recurrent is None else self.recurrent.A
-        turn = self.saturation.A  # decay would turn U_f towards its base
+        logarithm = self.saturation.A  # decay would pull U_f to its base
         return [
             ParamGroup("orth", [orth]),
-            ParamGroup("main", self.others(orth, turn)),
-            ParamGroup("saturation", [turn], {"weight_decay": 0.0}),
+            ParamGroup("main", self.others(orth, logarithm)),
+            ParamGroup("saturation", [logarithm], {"weight_decay": 0.0}),
         ]
 
     def after_update(self, learning_rates: Mapping[str, float]) -> None:

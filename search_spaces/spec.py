@@ -391,7 +391,7 @@ def _explain_unreadable(content: Mapping[str, Any], error: ValidationError) -> s
     ]
     if missing:
         words = ", ".join(dict.fromkeys(missing))
-        return f"{words} is not installed here; install the package that brought it"
+        return f"not installed here: {words}; install the package that brought it"
     first = error.errors()[0]
     place = ".".join(map(str, first["loc"]))
     return f"this version cannot read its spec: {place}: {first['msg']}"

@@ -84,8 +84,8 @@ class _Supervised:
     failures: int = 0
     """How often in a row it died like that."""
 
-    def queue(self) -> None:
-        """Forget the driver of an experiment that is queued again: it was shut out."""
+    def forget_driver(self) -> None:
+        """Forget the driver of an experiment that is queued again, which was shut out then."""
         self.driver, self.is_over = None, False
         self.over_since, self.is_leaving = None, False
 
@@ -211,7 +211,7 @@ class Dispatcher:
         ids = driven | set(newcomers) | set(queued)
         self._supervised = {id: known for id, known in self._supervised.items() if id in ids}
         for id in self._supervised.keys() - driven:
-            self._supervised[id].queue()
+            self._supervised[id].forget_driver()
         running = 0
         for each in unfinished:
             known = self._supervised.setdefault(each.id, _Supervised())

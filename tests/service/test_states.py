@@ -330,7 +330,7 @@ def test_a_model_that_was_removed_is_told_and_others_go_on(
     body = {"action": "retry", "ids": ids}
     items = client.post("/v1/experiments/bulk", json=body).json()["items"]
     assert [item["state"] for item in items] == ["queued", "failed", "queued"]
-    why = "its model 'lab_rnn' is not installed here; install the package that brought it"
+    why = "not installed here: its model 'lab_rnn'; install the package that brought it"
     assert items[1]["problem"] == why
     for part in ("published", "race", "pareto", "importance", "trials.journal"):
         answer = client.get(f"/v1/experiments/{ids[1]}/{part}")
