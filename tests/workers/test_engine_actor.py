@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -178,6 +179,24 @@ def test_it_ends_when_it_has_had_no_trial_for_a_while(actor, monkeypatch):
 
     with ended(monkeypatch):
         asyncio.run(scene())
+
+
+def test_one_that_is_long_in_loading_is_not_idle(actor, engine, monkeypatch):
+    monkeypatch.setattr(module, "IDLE_SECONDS", 0.5)
+
+    def load() -> ScriptedEngine:
+        time.sleep(2.5)
+        return engine
+
+    monkeypatch.setattr(actor, "_open", load)
+    monkeypatch.setattr(module.os, "_exit", lambda status: pytest.fail("it ends while it loads"))
+
+    async def scene() -> None:
+        assert await actor.join(order(0))
+        assert not actor._watch.done()
+        actor._watch.cancel()
+
+    asyncio.run(scene())
 
 
 def test_an_engine_that_cannot_go_on_tells_its_trials_and_ends(actor, engine, monkeypatch):
