@@ -654,7 +654,8 @@ def reproduce(
         typer.Option(
             "--results-only",
             help="Only keep the results of what has finished in EIGENSWEEP_HOME: no service. Of "
-            "unfinished suites the trials that have finished are kept in the folder `unfinished`.",
+            "unfinished suites the trials and seeds that have finished are kept in the folder "
+            "`unfinished`.",
         ),
     ] = False,
     results: Annotated[

@@ -187,8 +187,8 @@ def keep_finished(folder: Path, note: str | None) -> list[Path]:
 
     A reproduction has finished if all of its experiments are completed, even if it has no report.
     Where it has one, the results name the machine and revision that the report names. Of any other
-    reproduction the trials that have finished are kept, in the folder `unfinished` below. One whose
-    suite or experiments are gone is left out, and that is printed.
+    reproduction the trials and seeds that have finished are kept, in the folder `unfinished` below.
+    One whose suite or experiments are gone is left out, and that is printed.
 
     Raises:
         SQLAlchemyError: if the record cannot be read.
@@ -196,7 +196,7 @@ def keep_finished(folder: Path, note: str | None) -> list[Path]:
         StorageError: if the store cannot be read, or a file cannot be written.
     """
     from eigensweep.reports.messages import JSON
-    from eigensweep.reports.results import collect
+    from eigensweep.reports.results import collect, with_what_has_ended
     from eigensweep.service.queue.reproductions import ReproductionHandler
     from eigensweep.service.record.jobs import Jobs
     from eigensweep.service.record.record import Record
@@ -218,7 +218,7 @@ def keep_finished(folder: Path, note: str | None) -> list[Path]:
         except (LookupError, ValueError) as error:
             typer.echo(f"{found.name} ({found.budget}) is left out: {error}", err=True)
             continue
-        results = collect(order if is_whole else order.with_ended_trials())
+        results = collect(order if is_whole else with_what_has_ended(order, settings.corpora))
         about: dict[str, object] = {"note": note}
         if (place := kept.folder / found.id / JSON).is_file():
             report = json.loads(place.read_bytes())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Final, Literal, Self
+from typing import Final, Literal
 
 from pydantic import Field, JsonValue
 
@@ -92,11 +92,6 @@ class MeasuredExperiment(Strict):
     """Its run in MLflow; None while there is none."""
     started_at: float | None = None
     finished_at: float | None = None
-
-    def with_ended_trials(self) -> Self:
-        """Return the same with only the trials whose whole budget was trained, or that diverged."""
-        trials = tuple(each for each in self.trials if each.is_ended)
-        return self.model_copy(update={"trials": trials})
 
 
 class AnalysisMade(Strict):
@@ -186,11 +181,6 @@ class ReportOrder(Strict):
     """Folder of the store."""
     mlflow_uri: str | None = None
     """Where MLflow's server is; None if this service has none."""
-
-    def with_ended_trials(self) -> Self:
-        """Return the same with only the trials of its experiments whose results are final."""
-        experiments = [each.with_ended_trials() for each in self.experiments]
-        return self.model_copy(update={"experiments": experiments})
 
 
 class ReportOutcome(ChildOutcome):

@@ -31,6 +31,8 @@ from eigensweep.reports.messages import (
     ReportOrder,
     Results,
 )
+from eigensweep.results.seeds import summarise
+from eigensweep.results.trial_result import ReplicateResult
 from eigensweep.search_spaces.labels import say_count
 from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.search_spaces.shipped.reproductions import Suite, load_suite, published_rows
@@ -87,6 +89,27 @@ def collect(order: ReportOrder) -> Results:
         analyses=[_keep_analysis(suite, each) for each in order.analyses],
         until=order.until,
     )
+
+
+def with_what_has_ended(order: ReportOrder, data_root: Path | None) -> ReportOrder:
+    """Return the same with only what is final: trials that have ended, and seeds of the others.
+
+    Of a trial that goes on, its first seeds count that have ended: they are a trial with fewer
+    seeds, whose results another machine takes over. `data_root` has the corpora.
+
+    Raises:
+        StorageError: if the store cannot be read.
+    """
+    store = Store(order.storage)
+    experiments = []
+    for experiment in order.experiments:
+        ended = (
+            each if each.is_ended else _end_with_its_seeds(each, store, data_root)
+            for each in experiment.trials
+        )
+        trials = tuple(each for each in ended if each is not None)
+        experiments.append(experiment.model_copy(update={"trials": trials}))
+    return order.model_copy(update={"experiments": experiments})
 
 
 def write_results(results: Results) -> bytes:
@@ -241,6 +264,42 @@ def _keep_trial(
             "place": trial_key(label, trial.number),
             "result": _bound(_leave_out(trial.result)),
             "curves": curves,
+        }
+    )
+
+
+def _end_with_its_seeds(
+    trial: MeasuredTrial, store: Store, data_root: Path | None
+) -> MeasuredTrial | None:
+    """Return a trial as if it had only its first seeds that have ended; None if it has none."""
+    from eigensweep.tasks.corpus import CorpusMissingError
+    from eigensweep.training.training import Training
+
+    if trial.config is None:
+        return None
+    config, ended = TrialConfig.from_dict(dict(trial.config)), list[ReplicateResult]()
+    for seed in config.seeds:
+        try:
+            snapshot = store.newest(f"{trial.place}/{seed}")
+            if snapshot is None or snapshot.state["outcome"] is None:
+                break
+            training = Training(config, seed, data_root=data_root)
+        except (CorpusMissingError, DamagedError):
+            break
+        if training.lacks_weights(snapshot.state):
+            break
+        training.load_state_dict(snapshot.state)
+        if not training.is_finished:  # that was the end of a smaller budget
+            break
+        ended.append(training.result())
+    if not ended:
+        return None
+    result = summarise(ended)
+    return trial.model_copy(
+        update={
+            "state": "diverged" if result.outcome == "diverged" else "completed",
+            "config": trial.config | {"replicates": len(ended)},
+            "result": result.to_dict(),
         }
     )
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import orders
 from scipy.special import bdtrc
 
 from eigensweep.analyses.messages import OUTCOME
@@ -43,7 +44,7 @@ from eigensweep.reports.messages import (
 from eigensweep.reports.page import LARGEST
 from eigensweep.reports.report import ArmCurve, ExperimentCurves, ReadOff, ReportContent
 from eigensweep.reports.report import make_report as judge_results
-from eigensweep.reports.results import collect
+from eigensweep.reports.results import collect, with_what_has_ended
 from eigensweep.reports.verdicts import (
     ArmNumbers,
     ClaimVerdict,
@@ -53,14 +54,15 @@ from eigensweep.reports.verdicts import (
     judge_number,
     judge_order,
 )
-from eigensweep.results.seeds import summarise
+from eigensweep.results.seeds import split_seeds, summarise
 from eigensweep.results.statistics import summarize
-from eigensweep.results.trial_result import ReplicateResult
+from eigensweep.results.trial_result import ReplicateResult, Result
 from eigensweep.search_spaces.shipped.reproductions import Measure, make_specs
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.store.checkpoints import Store, trial_key
 from eigensweep.store.commits.curves import CurvePoint
+from eigensweep.training.attempt import Attempt
 
 LOW, HIGH = {0: 0.10, 1: 0.11, 2: 0.09}, {0: 0.30, 1: 0.32, 2: 0.29}
 NEAR = {0: 0.12, 1: 0.08, 2: 0.11}
@@ -875,3 +877,56 @@ def test_what_else_ran_is_one_sentence_however_it_was_written(tmp_path):
     results = collect(order).model_copy(update={"note": "nothing else."})
     (line,) = machine_words([Shown(results, judge_results(results), False)])
     assert line.endswith("What else ran there: nothing else.")
+
+
+def test_seeds_that_have_ended_are_kept_of_a_trial_that_goes_on(tmp_path):
+    """A machine that is there for hours only leaves what it has trained of a trial of days."""
+    spec = make_specs("enrnn/figure-2", "full")["main"]
+    task = {"name": "copying", "delay": 3, "batch_size": 2, "valid_size": 2, "test_size": 2}
+    small = {"replicates": 3, "training": {"steps": 4, "evaluate_every": 2}, "task": task}
+    spec = ExperimentSpec.model_validate(spec.model_dump(exclude_unset=True) | small)
+    config = spec.trial(Point("lstm", {})).resolve()
+    assert spec.rung_steps(config) == [4], "each seed trains to its end before the next begins"
+    order = orders.make_order(
+        experiment="main",
+        number=0,
+        config=config.model_dump(mode="json"),
+        rungs=(4,),
+        storage=str(tmp_path),
+    )
+    attempt = Attempt(order, "cpu")
+    trials = [
+        MeasuredTrial(
+            number=number,
+            arm=config.model.name,
+            state="running",
+            params={},
+            config=config.model_dump(mode="json"),
+            place=trial_key("main", number),
+            result=None,
+            config_hash="h",
+        )
+        for number in (0, 1)
+    ]
+    made = make_experiment(tmp_path, "main", spec, {}, trials=tuple(trials))
+    about = make_order("enrnn/figure-2", tmp_path, budget="full", experiments=[made])
+
+    def see():
+        (found,) = with_what_has_ended(about, None).experiments
+        return found.trials
+
+    assert see() == (), "none has ended"
+    for replicate in attempt.replicates[:2]:
+        replicate.train(4)
+    attempt.replicates[2].train(2)
+    (kept,) = see()
+    assert (kept.number, kept.state, kept.config["replicates"]) == (0, "completed", 2)
+    ended = tuple(each.training.result() for each in attempt.replicates[:2])
+    found = split_seeds(Result.from_dict(kept.result))
+    timeless = {"seconds": 0, "step_seconds": None}
+    assert [replace(each, **timeless) for each in found] == [
+        replace(each, **timeless) for each in ended
+    ]
+    assert all(each.test for each in ended)
+    (written,) = collect(with_what_has_ended(about, None)).experiments[0].trials
+    assert list(written.curves) == [0, 1]
