@@ -9,9 +9,13 @@ True
 
 from __future__ import annotations
 
+import threading
+
+import torch
+
 from eigensweep.common.registry import Registry
 from eigensweep.models.asrnn import AsRNN
-from eigensweep.models.base import Model, ModelConfig
+from eigensweep.models.base import Model, ModelConfig, Shapes
 from eigensweep.models.constructed import ConstructedAdding, ConstructedCopying
 from eigensweep.models.cornn import CoRNN
 from eigensweep.models.enrnn import ENRNN
@@ -69,4 +73,18 @@ MODELS: Registry[Model] = Registry(
     },
 )
 
-__all__ = ["MODELS", "Model"]
+_drawing = threading.RLock()
+"""Held by the thread that draws: PyTorch's generator is the process's."""
+
+
+def make_model(config: ModelConfig, shapes: Shapes, seed: int) -> Model:
+    """Return a network on the CPU whose initial values are drawn from `seed`.
+
+    What other threads make meanwhile changes nothing in them, and the generator is left as it was.
+    """
+    with _drawing, torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return MODELS[config.name](config, shapes)
+
+
+__all__ = ["MODELS", "Model", "make_model"]

@@ -75,6 +75,9 @@ class ModelConfig(PlainNumbers):
 
     scalars: ClassVar[frozenset[str]] = frozenset()
     """Fields whose numbers a training step reads, always by `Model.scalar`."""
+    switches: ClassVar[frozenset[str]] = frozenset()
+    """Those of `scalars` that turn something off where they are 0: with and without it, networks
+    are trained by different steps."""
     lane_fields: ClassVar[frozenset[str]] = frozenset()
     """Other fields in which the networks of a stack may differ, too: those that only set initial
     values, buffers, or options of a parameter group."""

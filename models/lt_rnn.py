@@ -31,6 +31,7 @@ class LTRNNConfig(NetworkConfig):
     """What a search may vary. With pooling n is even."""
 
     scalars = frozenset({"activation_clip", "orthogonality_penalty"})
+    switches = frozenset({"orthogonality_penalty"})
 
     name: Literal["lt_rnn"] = "lt_rnn"
     recurrent_init: Literal["orthogonal", "identity"] = Field(

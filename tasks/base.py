@@ -78,7 +78,7 @@ class Batch:
             ValueError: if the batch is larger, or has no step that answers in each added one.
         """
         more = steps - self.x.shape[0], rows - self.x.shape[1]
-        reads_last = self.y.dim() == 1
+        reads_last = self.y.dim() < (3 if self.y.is_floating_point() else 2)
         if min(more) < 0 or (reads_last and more[0]):
             raise ValueError(
                 f"a batch of {self.x.shape[0]} steps and {self.x.shape[1]} rows cannot be padded "

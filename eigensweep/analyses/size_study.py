@@ -118,7 +118,7 @@ class SizeStudy(AnalysisMethod[SizeStudyOptions, ExperimentSubject, SizeStudyCon
 
     of = "experiment"
     Options = SizeStudyOptions
-    result_version = 2
+    result_version = 3
 
     def check(self, options: SizeStudyOptions, subject: ExperimentSubject) -> None:
         _parameter(options, subject)
@@ -151,7 +151,7 @@ class SizeStudy(AnalysisMethod[SizeStudyOptions, ExperimentSubject, SizeStudyCon
             metric=metric.name,
             unit=subject.unit if is_own else "",
             data="test" if split == "test_now" else "validation",
-            baseline=subject.baseline if is_own else None,
+            baseline=_baseline(subject, split) if is_own else None,
             best_to_worst=[ArmAndSize(arm=curve.arm, size=curve.size) for curve in ranked],
             sizes=curves,
         )
@@ -195,6 +195,14 @@ class SizeStudy(AnalysisMethod[SizeStudyOptions, ExperimentSubject, SizeStudyCon
         curves.legend(fontsize=7, ncols=2, title=size if len(lines) == 1 else f"arm, {size}")
         ends.legend(fontsize=7)
         return figure
+
+
+def _baseline(subject: ExperimentSubject, split: str) -> float | None:
+    """Return the baseline of the experiment's metric on the data that is shown."""
+    if split != "test_now":
+        return subject.baseline
+    task = subject.trials[0].trial_config.task
+    return task.baselines_on("test").get(subject.metric, subject.baseline)
 
 
 def group_arms(trials: Sequence[TrialSubject], path: str) -> dict[str, str]:

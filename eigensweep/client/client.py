@@ -143,13 +143,20 @@ class Client(Connection):
             InputError: if there is no such path, or the trial has no configuration.
             RefusedError: if there is no such experiment or trial, or the service refuses the spec.
         """
-        first, _, number = experiment_id.rpartition("/")
-        if not number.isdecimal():  # a name may have a slash
-            found = self.experiment(experiment_id)
-            return self.submit(with_settings(found.content["spec"], settings))
-        found = self.experiment(first)
-        spec = make_spec_of_one(found.content["spec"], found.trial(int(number)))
+        found, number = self.find_trial(experiment_id)
+        spec = found.content["spec"]
+        if number is not None:
+            spec = make_spec_of_one(spec, found.trial(number))
         return self.submit(with_settings(spec, settings))
+
+    def find_trial(self, name: str) -> tuple[Experiment, int | None]:
+        """Return the experiment that `EXPERIMENT/NUMBER` means, and the number if it has one."""
+        experiment, _, number = name.rpartition("/")
+        if experiment and number.isdecimal():
+            id = self.find_id(experiment)
+            if IS_ID.fullmatch(id):  # else an experiment's name has a slash
+                return self.experiment(id), int(number)
+        return self.experiment(name), None
 
     def act(self, action: str, *experiment_ids: str, confirm: bool = False) -> list[DoneJson]:
         """Do something to several experiments: `act("pause", first, second)`.

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 from collections.abc import Callable, Mapping
+from math import inf
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
@@ -33,6 +34,12 @@ RETRY_SECONDS = 0.5
 UNAVAILABLE: Final = frozenset({502, 503, 504})
 """Statuses by which the service, or a proxy before it, says that it cannot answer now."""
 
+FOREIGN: Final = {
+    "title": "This is not Eigensweep's API",
+    "detail": "what answered there speaks another language; look at the address of the service",
+}
+"""The problem of an answer that is none of ours."""
+
 T = TypeVar("T")
 
 
@@ -56,7 +63,8 @@ class RefusedError(Exception):
     @property
     def errors(self) -> list[JsonObject]:
         """One entry for each wrong field: path, message, and what was expected."""
-        return self.problem.get("errors") or []
+        found = self.problem.get("errors")
+        return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
     def __str__(self) -> str:
         title = self.problem.get("title") or f"HTTP {self.status}"
@@ -64,7 +72,7 @@ class RefusedError(Exception):
             return f"{title}: {self.problem.get('detail') or 'the service gave no details'}"
         lines = [f"{title}:"]
         for error in self.errors:
-            words, names = error["message"], error.get("available") or []
+            words, names = str(error.get("message")), error.get("available") or []
             if names and not any(name in words for name in names):
                 words += f"; there are {', '.join(names)}"
             lines.append(f"  {error['path']}: {words}" if error.get("path") else f"  {words}")
@@ -83,6 +91,10 @@ class Connection:
         InputError: if `url` is not an address, or `token` cannot be one, or has no private file.
     """
 
+    _options: Mapping[str, Any]
+    """How a client of this address is made."""
+    _process: int | None = None
+    """The process whose the connection is; None: any process's."""
     _end: str = ""
     """Why nothing may be sent to this address: its service has ended."""
 
@@ -94,20 +106,21 @@ class Connection:
             url, self._end = _find_url()
         url = url.rstrip("/")
         self.url = url if "://" in url else f"http://{url}"
-        token = token or _read_token_file() or os.environ.get("EIGENSWEEP_TOKEN")
-        if token and not token.isascii():
+        token = token or _read_token_file() or os.environ.get("EIGENSWEEP_TOKEN", "").strip()
+        if token and not (token.isascii() and token.isprintable() and " " not in token):
             raise InputError(
-                "no token has letters or signs beyond ASCII; look at EIGENSWEEP_TOKEN, or at the "
-                "file that holds your token"
+                "a token has letters, digits and signs of ASCII alone, and no space; look at "
+                "EIGENSWEEP_TOKEN, or at the file that holds your token"
             )
         try:
-            self._http = httpx2.Client(
-                base_url=self.url,
-                headers={"Authorization": f"Bearer {token}"} if token else {},
-                timeout=timeout,
-                trust_env=not _is_loopback(self.url),
-                verify=not self.url.startswith("http:"),  # to load certificates takes 40 ms
-            )
+            self._options = {
+                "base_url": self.url,
+                "headers": {"Authorization": f"Bearer {token}"} if token else {},
+                "timeout": timeout,
+                "trust_env": not _is_loopback(self.url),
+                "verify": not self.url.startswith("http:"),  # to load certificates takes 40 ms
+            }
+            self._connect()
         except (ValueError, httpx2.InvalidURL) as error:
             raise InputError(f"{self.url} is not the address of a service: {error}") from error
         except ImportError as error:
@@ -122,6 +135,9 @@ class Connection:
     def close(self) -> None:
         """Close the connection."""
         self._http.close()
+
+    def _connect(self) -> None:
+        self._http, self._process = httpx2.Client(**self._options), os.getpid()
 
     def get(self, path: str, **query: Any) -> JsonObject:
         """Return the JSON at a path of the API; parameters of the query that are None are left out.
@@ -142,10 +158,14 @@ class Connection:
         """Post a JSON body, or none, and return the JSON of the answer.
 
         Raises:
+            InputError: if the body holds what JSON has not.
             RefusedError: if the answer is a problem.
             ServiceAwayError: if there is no answer.
         """
-        content = None if body is None else json.dumps(body)
+        try:
+            content = None if body is None else json.dumps(body)
+        except TypeError as error:
+            raise InputError(f"this cannot be sent as JSON: {error}") from error
         headers = {"Content-Type": "application/json", **(headers or {})}
         return _read_json(self._request("POST", path, content=content, headers=headers))
 
@@ -155,8 +175,10 @@ class Connection:
         while True:
             size = PAGE_SIZE if limit is None else min(PAGE_SIZE, limit - len(items))
             page = self.get(path, limit=size, **query)
+            if not isinstance(page.get("items"), list):
+                raise RefusedError(200, FOREIGN)
             items += page["items"]
-            query["cursor"] = page["next_cursor"]
+            query["cursor"] = page.get("next_cursor")
             if query["cursor"] is None or (limit is not None and len(items) >= limit):
                 return items
 
@@ -171,33 +193,33 @@ class Connection:
             RefusedError: if the answer is a problem.
             ServiceAwayError: if there is no answer.
         """
-        request = self._http.build_request("GET", path, headers=headers)
-        return self._send(request, stream=True)
+        return self._request("GET", path, stream=True, headers=headers)
 
-    def _request(self, method: str, path: str, **options: Any) -> httpx2.Response:
-        return self._send(self._http.build_request(method, path, **options))
-
-    def _send(self, request: httpx2.Request, stream: bool = False) -> httpx2.Response:
+    def _request(
+        self, method: str, path: str, *, stream: bool = False, **options: Any
+    ) -> httpx2.Response:
         if self._end:
             raise ServiceAwayError(self._end)
+        if self._process not in (None, os.getpid()):
+            self._connect()  # after a fork: answers to the parent's requests come on its connection
+        request = self._http.build_request(method, path, **options)
         try:
             response = self._http.send(request, stream=stream)
             if not response.is_success:
                 response.read()
                 response.close()
-        except httpx2.TransportError as error:
+        except httpx2.RequestError as error:  # it was not sent, or its answer cannot be read
             reason = str(error) or type(error).__name__
             raise ServiceAwayError(
                 f"no answer from the service at {self.url} ({reason})"
             ) from error
         if not response.is_success:
-            content = _read_json(response)
-            raise RefusedError(response.status_code, content if isinstance(content, dict) else {})
+            raise RefusedError(response.status_code, _read_json(response))
         return response
 
 
-def outlast_restart(ask: Callable[[], T]) -> T:
-    """Return `ask()`, called again while the service is away, for PATIENCE_SECONDS at most.
+def outlast_restart(ask: Callable[[], T], most: float = inf) -> T:
+    """Return `ask()`, called again while the service is away, for PATIENCE_SECONDS or `most`.
 
     Raises:
         ServiceAwayError: if the service is away for longer.
@@ -206,7 +228,7 @@ def outlast_restart(ask: Callable[[], T]) -> T:
     retrying = Retrying(
         retry=retry_if_exception(_may_pass),
         wait=wait_fixed(RETRY_SECONDS),
-        stop=stop_after_delay(PATIENCE_SECONDS),
+        stop=stop_after_delay(min(PATIENCE_SECONDS, most)),
         reraise=True,
     )
     return retrying(ask)
@@ -248,10 +270,12 @@ def _is_loopback(url: str) -> bool:
 
 def _read_json(response: httpx2.Response) -> JsonObject:
     try:
-        content: JsonObject = response.json()
+        content: Any = response.json()
     except ValueError:
         problem = {"title": f"HTTP {response.status_code}", "detail": "the answer is not JSON"}
         raise RefusedError(response.status_code, problem) from None
+    if not isinstance(content, dict):
+        raise RefusedError(response.status_code, FOREIGN)
     return content
 
 

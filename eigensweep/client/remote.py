@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from math import inf
 from typing import Any, ClassVar, Self
 from urllib.parse import quote
 
-from eigensweep.client.connection import Connection, outlast_restart
+from eigensweep.client.connection import Connection, ServiceAwayError, outlast_restart
 from eigensweep.client.spec_file import InputError
 
 
@@ -76,8 +77,12 @@ class Remote:
         Raises:
             ServiceAwayError: if the service is away for longer.
         """
+        yield from self._poll(pause, inf)
+
+    def _poll(self, pause: float, deadline: float) -> Iterator[Self]:
+        """Do what `poll` does; a service that goes away is not waited for after `deadline`."""
         while True:
-            yield outlast_restart(self.refresh)
+            yield outlast_restart(self.refresh, max(0.0, deadline - time.monotonic()))
             if self.is_over:
                 return
             time.sleep(pause)
@@ -92,10 +97,16 @@ class Remote:
 
     def _wait(self, timeout: float | None, pause: float, see: Callable[[], None]) -> Self:
         """Do what `wait` does, and call `see` after each answer."""
-        started = time.monotonic()
-        for _ in self.poll(pause):
-            see()
-            is_late = timeout is not None and time.monotonic() - started > timeout
-            if is_late and not self.is_over:
-                raise TimeoutError(f"{self.kind} {self.id} is {self.state} after {timeout:g} s")
+        deadline = inf if timeout is None else time.monotonic() + timeout
+        about = f"{self.kind} {self.id}"
+        try:
+            for _ in self._poll(pause, deadline):
+                see()
+                if time.monotonic() > deadline and not self.is_over:
+                    raise TimeoutError(f"{about} is {self.state} after {timeout:g} s")
+        except ServiceAwayError as error:
+            if time.monotonic() < deadline:
+                raise
+            words = f"{about} was {self.state} when last heard of; after {timeout:g} s: {error}"
+            raise TimeoutError(words) from error
         return self

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import tomllib
 from collections.abc import Mapping
+from datetime import date, time
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -39,11 +40,20 @@ def parse_toml(text: str, where: str) -> dict[str, object]:
         InputError: if it is none; the message names `where` the text comes from, and the line.
     """
     try:
-        return tomllib.loads(text)
+        return {name: _with_texts(value) for name, value in tomllib.loads(text).items()}
     except RecursionError:
         raise InputError(f"{where}: not TOML: it is nested too deeply") from None
     except ValueError as error:  # also a whole number of thousands of digits
         raise InputError(f"{where}: not TOML: {error}") from error
+
+
+def _with_texts(value: object) -> object:
+    """Return a value of TOML whose dates and times are texts, as those of YAML are here."""
+    if isinstance(value, dict):
+        return {name: _with_texts(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_with_texts(each) for each in value]
+    return value.isoformat() if isinstance(value, date | time) else value
 
 
 def looks_like_a_file(source: str) -> bool:
@@ -57,17 +67,15 @@ def read(source: str | Path) -> dict[str, object]:
     Raises:
         InputError: if it cannot be read or is not a mapping.
     """
-    if str(source) == "-":
-        where, text = "standard input", sys.stdin.read()
-    else:
-        where = str(source)
-        try:
-            text = Path(source).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "not a text file in UTF-8"
-            if isinstance(error, IsADirectoryError):
-                reason = _describe_folder(Path(source))
-            raise InputError(f"{where}: {reason}") from error
+    where = "standard input" if str(source) == "-" else str(source)
+    try:
+        content = sys.stdin.buffer.read() if str(source) == "-" else Path(source).read_bytes()
+        text = content.decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not a text file in UTF-8"
+        if isinstance(error, IsADirectoryError):
+            reason = _describe_folder(Path(source))
+        raise InputError(f"{where}: {reason}") from error
     spec = parse_toml(text, where) if where.endswith(".toml") else parse(text, where)
     if not isinstance(spec, dict):
         found = "nothing" if spec is None else f"a {type(spec).__name__}"

@@ -12,8 +12,9 @@ import sys
 from contextlib import nullcontext
 from dataclasses import asdict
 from importlib.metadata import version
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 from urllib.parse import quote
 
 import typer
@@ -94,6 +95,9 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command line; where a package is not installed, say which extra brings it."""
+    for stream in (sys.stdout, sys.stderr):  # a name may have letters that they cannot show
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except ModuleNotFoundError as error:
@@ -221,13 +225,10 @@ def weights(
     seed: Annotated[int | None, typer.Option(help="Of this seed; default: the first.")] = None,
 ) -> None:
     """Write a trial's weights to a file that `torch.load(FILE, weights_only=True)` reads."""
-    experiment, _, number = trial.rpartition("/")
-    if not experiment or not number.isdecimal():  # a name may have a slash
-        experiment, number = trial, ""
-    found = call.client.experiment(experiment)
-    chosen = found.trial(int(number)) if number else found.best
+    found, number = call.client.find_trial(trial)
+    chosen = found.best if number is None else found.trial(number)
     if chosen is None:
-        raise InputError(f"{experiment} has no best trial yet; name one: {experiment}/0")
+        raise InputError(f"{trial} has no best trial yet; name one: {trial}/0")
     kept = chosen.weights("last" if last else "best", seed=seed)
     kept.save(out)
     about = {"trial": chosen["number"], "seed": kept.seed, "step": kept.step, "file": str(out)}
@@ -312,6 +313,8 @@ def plot(
     """Draw the learning curves of each arm's best trial, with the band of its seeds."""
     from eigensweep.results import figures
 
+    if not out.suffix:
+        raise InputError(f"{out}: the name of a figure ends in its format, such as {out}.svg")
     figure = call.client.experiment(experiment).plot(metric, log=log)
     try:
         figures.write(figure, out)
@@ -578,7 +581,7 @@ def _add_catalogue(kind: str, panel: str, words: str, *, place: str | None = Non
     @command(app, kind, help=words, rich_help_panel=panel)
     def show_catalogue(call: Call, name: CatalogueName = None) -> None:
         path = f"/v1/{place or kind}"
-        content = call.near.get(f"{path}/{quote(name)}" if name else path)
+        content = call.near.get(f"{path}/{quote(name, safe='')}" if name else path)
         if name:
             call.tell(content, lambda _: answers.format_catalogue_entry(kind, content))
             return
@@ -609,7 +612,8 @@ def reproduce(
         bool, typer.Option("--list", help="Show the tables and figures, and a guess of their cost.")
     ] = False,
     budget: Annotated[
-        str, typer.Option(help="short: about 20 minutes on two cores at most; full: the paper's.")
+        Literal["short", "full"],
+        typer.Option(help="short: about 20 minutes on two cores at most; full: the paper's."),
     ] = "short",
     until_decided: Annotated[
         bool,
@@ -703,7 +707,7 @@ def reproduce(
             make_folder(folder)
     with (
         work.service_of_our_own(call.screen, results)
-        if own_service
+        if own_service and not call.url
         else nullcontext(call.client) as client
     ):
         names = names or work.choose(client, budget)

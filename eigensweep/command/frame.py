@@ -147,7 +147,9 @@ class Call:
             self._end(f"{words}--url", problem, FAILURE)
         except OSError as error:
             if error.filename is None:  # not a file of `--out`
-                raise
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                self.fail(f"standard output: {error.strerror}", "Nothing can be written", FAILURE)
             self.fail(f"{error.filename}: {error.strerror}", "A file cannot be written")
 
     def _end(self, words: str, problem: Mapping[str, object], code: int) -> NoReturn:

@@ -9,25 +9,33 @@ import asyncio
 
 import httpx2
 from fastapi import FastAPI
+from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
 from eigensweep.client import Client
+from eigensweep.client.spec_file import InputError
 from eigensweep.common.private_folders import make_private, private_umask
 from eigensweep.service.api.app import create_local_app
 from eigensweep.service.api.routes.accounts import create_accounts_app
 from eigensweep.service.record.migrations import migrate
-from eigensweep.service.settings import Settings
+from eigensweep.service.settings import Settings, explain_settings
 
 
 class LocalClient(Client):
     """A client whose service is an application in this process.
 
     Without one, it knows models, tasks, presets and previews.
+
+    Raises:
+        InputError: if the settings are wrong.
     """
 
     def __init__(self, app: FastAPI | None = None) -> None:
         self.url = "http://here"
-        app = app or create_local_app(Settings())
+        try:
+            app = app or create_local_app(Settings())
+        except ValidationError as error:
+            raise InputError("; ".join(explain_settings(error))) from error
         self._http = httpx2.Client(base_url=self.url, transport=_InProcess(app))
 
 

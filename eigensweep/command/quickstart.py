@@ -23,6 +23,7 @@ from tenacity import RetryError, Retrying, retry_if_exception_type, wait_fixed
 
 from eigensweep.client import Client, Experiment, RefusedError, ServiceAwayError
 from eigensweep.client.answers import answers
+from eigensweep.client.connection import find_home
 from eigensweep.client.shapes import ExperimentJson
 from eigensweep.command import terminal
 
@@ -42,7 +43,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     os.umask(0o077)
     screen = terminal.console()
-    home = Path(os.environ.get("EIGENSWEEP_HOME") or tempfile.mkdtemp(prefix="eigensweep-"))
+    is_named = bool(os.environ.get("EIGENSWEEP_HOME"))
+    home = find_home() if is_named else Path(tempfile.mkdtemp(prefix="eigensweep-"))
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     code = 128 + signal.SIGINT
     try:

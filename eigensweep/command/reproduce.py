@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from platformdirs import user_data_path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from eigensweep.client import Client, RefusedError, ServiceAwayError
 from eigensweep.client.answers.tables import Table
-from eigensweep.client.connection import outlast_restart
+from eigensweep.client.connection import find_home, outlast_restart
 from eigensweep.client.reproductions import Reproduction
 from eigensweep.command.frame import FAILURE, Call
 from eigensweep.command.quickstart import NotReadyError, running_service
@@ -32,6 +31,7 @@ PASS_SECONDS = 2.0
 
 if TYPE_CHECKING:
     from eigensweep.reports.messages import Results
+    from eigensweep.service.settings import Settings
 
 
 def choose(client: Client, budget: str) -> list[str]:
@@ -182,7 +182,7 @@ def save_results(client: Client, budget: str, folder: Path, note: str | None) ->
         _keep(found.model_copy(update={"note": note}), folder)
 
 
-def keep_finished(folder: Path, note: str | None) -> list[Path]:
+def keep_finished(settings: Settings, folder: Path, note: str | None) -> list[Path]:
     """Keep the results of what has finished in the home folder, without a service.
 
     A reproduction has finished if all of its experiments are completed, even if it has no report.
@@ -202,9 +202,7 @@ def keep_finished(folder: Path, note: str | None) -> list[Path]:
     from eigensweep.service.record.record import Record
     from eigensweep.service.record.requests.analyses import Analyses
     from eigensweep.service.record.requests.reproductions import Reproductions
-    from eigensweep.service.settings import Settings
 
-    settings = Settings()
     record = Record(settings.database)
     jobs = Jobs(settings.database)
     kept = Reproductions(jobs, settings.home / "reproductions", record, settings.corpora)
@@ -259,12 +257,18 @@ def _count_seeds_in(path: Path) -> int:
 
 def keep_results_of_home(call: Call, results: Path, note: str | None) -> None:
     """Keep the results of the home folder, or end with why that is not possible."""
+    from pydantic import ValidationError
     from sqlalchemy.exc import SQLAlchemyError
 
+    from eigensweep.service.settings import Settings, explain_settings
     from eigensweep.store.places.durable_files import StorageError
 
     try:
-        written = keep_finished(results, note)
+        settings = Settings()
+    except ValidationError as error:
+        call.fail("; ".join(explain_settings(error)), "The settings are wrong")
+    try:
+        written = keep_finished(settings, results, note)
     except (OSError, ValueError, SQLAlchemyError, StorageError) as error:
         call.fail(str(error), "No results", FAILURE)
     for path in written:
@@ -291,7 +295,7 @@ def service_of_our_own(screen: Console, results: Path | None) -> Iterator[Client
         try:
             client.get("/readyz")
         except ServiceAwayError:
-            home = Path(os.environ.get("EIGENSWEEP_HOME") or user_data_path("eigensweep"))
+            home = find_home()
             home.mkdir(mode=0o700, parents=True, exist_ok=True)
             if results is not None and results.is_dir():
                 os.environ.setdefault(RESULTS_VARIABLE, str(results.absolute()))

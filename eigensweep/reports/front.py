@@ -233,8 +233,22 @@ def _own_words(found: ClaimFound) -> str:
     parts: list[str] = []
     for pair in found.comparisons:
         parts += [part for part in pair.because.split("; ") if part not in parts]
-    p = [pair.p for pair in found.comparisons if pair.p is not None]
-    return "; ".join(parts) + (f"; p = {show(max(p))}" if p else "")
+    return "; ".join(filter(None, [*parts, _p_words(found)]))
+
+
+def _p_words(found: ClaimFound) -> str:
+    """Return the p-value that decides: all comparisons must hold, and one that does not decides."""
+    known = [(pair.p, pair.than) for pair in found.comparisons if pair.p is not None]
+    against = [
+        (pair.p, pair.than)
+        for pair in found.comparisons
+        if pair.verdict == "does not hold" and pair.p is not None
+    ]
+    if not known or (against and min(against)[0] > SIGNIFICANCE):  # an interval decided
+        return ""
+    p, than = min(against) if against else max(known)
+    beside = f" against {than}" if against and len(found.comparisons) > 1 else ""
+    return f"p = {show(p)}{beside}"
 
 
 def _share_words(suite: Suite, claim: Claim, each: Shown) -> str:

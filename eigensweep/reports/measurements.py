@@ -19,6 +19,7 @@ from eigensweep.results.trial_result import ReplicateResult, Result
 from eigensweep.search_spaces.shipped.reproductions import Measure
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.store.commits.curves import CurvePoint
+from eigensweep.tasks.base import TaskConfig
 
 TRAINED = ("completed", "reused", "pruned", "diverged")
 """Ends of a trial after which its numbers say something about its configuration."""
@@ -69,13 +70,13 @@ class ArmsMeasured:
         """The memoryless baseline of the objective, on the validation data."""
         return self.experiment.baseline
 
-    def _baseline_of(self, chosen: ArmTrial, name: str) -> float | None:
+    def baseline_of(self, task: TaskConfig, name: str) -> float | None:
         """Return the baseline of a metric on the data that it is measured on."""
         split, _, metric = name.partition("/")
         is_objective = not metric or metric == self.experiment.metric
         if is_objective and "test" not in split:
             return self.baseline
-        known = chosen.config.task.baselines_on("test" if "test" in split else "valid")
+        known = task.baselines_on("test" if "test" in split else "valid")
         return known.get(metric, self.baseline if is_objective else None)
 
     def domain(self, metric: str, *, of_baseline: bool = False) -> Domain:
@@ -134,7 +135,9 @@ class ArmsMeasured:
         chosen = self.arms[arm]
         scale = 1.0
         if measure.of_baseline:
-            baseline = self._baseline_of(chosen, measure.curve or measure.metric or "value")
+            baseline = self.baseline_of(
+                chosen.config.task, measure.curve or measure.metric or "value"
+            )
             if not baseline:
                 return ArmNumbers(missing="the baseline is not known")
             scale = baseline
@@ -172,6 +175,9 @@ class ArmsMeasured:
             elif seed not in chosen.diverged and (found := value_at(curve, measure.at)) is not None:
                 values[seed] = found / scale
         if measure.steps_to is not None:
+            if values or len(chosen.diverged) == len(chosen.replicates):
+                # A curve of test data has no point before the first evaluation.
+                values = dict.fromkeys(sorted(chosen.diverged - values.keys()), inf) | values
             last = float(training.steps)
             return ArmNumbers(values, last=last) if values else ArmNumbers(missing="no curve")
         where = name if measure.at is None else f"{name} at step {measure.at}"

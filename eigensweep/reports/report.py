@@ -624,14 +624,12 @@ def _draw(
                 )
             )
     paper, left_out = _paper_points(suite, label, spec, measured, metric.name)
-    baselines = {} if name.startswith("train/") else spec.task.baselines
-    own = measured.baseline if metric.name == measured.experiment.metric else None
     return ExperimentCurves(
         experiment=label,
         title=spec.name,
         metric=name,
         unit=metric.unit,
-        baseline=own if own is not None else baselines.get(metric.name),
+        baseline=None if name.startswith("train/") else measured.baseline_of(spec.task, name),
         lines=lines,
         paper=paper,
         left_out=" ".join(filter(None, [left_out, *unseen])) or None,

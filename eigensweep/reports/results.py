@@ -281,7 +281,7 @@ def _end_with_its_seeds(
     for seed in config.seeds:
         try:
             snapshot = store.newest(f"{trial.place}/{seed}")
-            if snapshot is None or snapshot.state["outcome"] is None:
+            if snapshot is None or snapshot.state.get("outcome") is None:
                 break
             training = Training(config, seed, data_root=data_root)
         except (CorpusMissingError, DamagedError):

@@ -2,8 +2,9 @@
 
 A side of a comparison is a number for each seed. Both sides share seeds, so that differences are
 paired. A seed that diverged has no number: a side's numbers are those of the others, with the count
-beside, and a side that diverged in all seeds has lost. First steps to a threshold are censored: a
-seed that never got there is known to take longer than the budget, and ranks decide.
+beside, and a side that diverged in all seeds has lost to one that never did. First steps to a
+threshold are censored: a seed that never got there, or diverged before, is known to take longer
+than the budget, and ranks decide.
 
 Where seeds are added until a claim is decided, one looks again and again: then e-values and
 intervals decide that hold at every look together (`results.sequential`).
@@ -113,12 +114,13 @@ class ArmsCompared:
     detectable_ratio: float | None = None
     """The same where logarithms are compared: the smallest ratio above 1."""
     least_p: float | None = None
-    """The smallest p-value that first steps of so many seeds can give."""
+    """The smallest p-value that first steps of so many seeds can give, corrected likewise."""
     seeds: int | None = None
     """Seeds at which an open difference of this size and spread is decided, about."""
     stuck: bool = False
     """Whether no further seeds decide it: the first side is better and some of it diverged, both
-    diverged in all seeds, or neither got there within the budget."""
+    are alike and some diverged, both diverged in all seeds, or neither got there within the budget.
+    """
 
 
 @dataclass(frozen=True)
@@ -187,9 +189,7 @@ def judge_order(
         )
         for other in others
     )
-    open_ones = [pair for pair in pairs if pair.verdict == "not distinguishable"]
-    stuck = bool(open_ones) and all(pair.stuck for pair in open_ones)
-    return Judgement(*_combine(pair.verdict for pair in pairs), pairs, stuck)
+    return _judge_pairs(pairs)
 
 
 def judge_alike(
@@ -225,13 +225,23 @@ def judge_alike(
             outside = found.low > margin or found.high < -margin
             verdict = "does not hold" if outside else verdict
         words = f"{show_side(name, side)}; {show_side(other, against)}; wanted within {within:.0%}"
-        ratio = None if found.mean is None else exp(found.mean)
+        stuck = verdict == "holds" and bool(side.diverged | against.diverged)
         pairs.append(
             ArmsCompared(
-                name, other, verdict, words, found.n, found.mean, found.low, found.high, ratio, p
+                name,
+                other,
+                "not distinguishable" if stuck else verdict,
+                words,
+                found.n,
+                found.mean,
+                found.low,
+                found.high,
+                None if found.mean is None else exp(found.mean),
+                p,
+                stuck=stuck,
             )
         )
-    return Judgement(*_combine(pair.verdict for pair in pairs), tuple(pairs))
+    return _judge_pairs(tuple(pairs))
 
 
 def judge_bounds(
@@ -376,6 +386,9 @@ def _decide_early(
         return ArmsCompared(name, other, "not distinguishable", words, stuck=True)
     if not side.values:
         return ArmsCompared(name, other, "does not hold", f"{name} diverged in all seeds")
+    if not against.values and side.diverged:
+        words = f"{other} diverged in all seeds, {name} in {len(side.diverged)}"
+        return ArmsCompared(name, other, "not distinguishable", words, stuck=True)
     if not against.values:
         return ArmsCompared(name, other, "holds", f"{other} diverged in all seeds")
     if side.never + against.never == len(side.values) + len(against.values):
@@ -384,6 +397,12 @@ def _decide_early(
     if logarithms and min((*side.values.values(), *against.values.values())) <= 0:
         return ArmsCompared(name, other, "not comparable", "a ratio needs positive numbers")
     return None
+
+
+def _judge_pairs(pairs: tuple[ArmsCompared, ...]) -> Judgement:
+    open_ones = [pair for pair in pairs if pair.verdict == "not distinguishable"]
+    stuck = bool(open_ones) and all(pair.stuck for pair in open_ones)
+    return Judgement(*_combine(pair.verdict for pair in pairs), pairs, stuck)
 
 
 def _judge_first_steps(
@@ -438,11 +457,15 @@ def _describe(
     if any_look:
         pass  # what a fixed number of seeds could show is another test's
     elif found.sd is not None and logarithms:
-        detectable_ratio = exp(min(find_detectable(found.sd, found.n), LARGEST_EXPONENT))
+        shown = find_detectable(found.sd, found.n, error)
+        detectable_ratio = exp(min(shown, LARGEST_EXPONENT))
     elif found.sd is not None:
-        detectable = find_detectable(found.sd, found.n)
+        detectable = find_detectable(found.sd, found.n, error)
     if side.last is not None and not any_look:
-        least_p = 2 / comb(len(side.values) + len(against.values), len(side.values))
+        orders = comb(len(side.values) + len(against.values), len(side.values))
+        least_p = min(1.0, SIGNIFICANCE / error * 2 / orders)
+    if side.diverged or against.diverged:
+        alike_within = None  # those that did not diverge are no proof that all are alike
     if alike_within is not None and theirs is not None and verdict == "not distinguishable":
         margin = log(1 + alike_within) if logarithms else alike_within * abs(theirs.mean)
         alike = find_alike_p(found, margin)

@@ -54,8 +54,8 @@ class Subject:
     trial: int
     state: str
     metric: NamedMetric
-    baseline: float | None
-    """What a memoryless model scores on the metric."""
+    baselines: Mapping[Split, float | None]
+    """What a memoryless model scores on the metric, on each part of the data."""
     task: Mapping[str, Any]
     values: Mapping[Split, Mapping[int, float]]
     """The metric's value for each seed that has one."""
@@ -183,7 +183,10 @@ def _find_differences(
         reason = _find_obstacle(a, b, split)
         if reason is None:
             found = compare_paired(
-                a.values[split], b.values[split], better=a.metric.better, baseline=a.baseline
+                a.values[split],
+                b.values[split],
+                better=a.metric.better,
+                baseline=a.baselines[split],
             )
         else:
             found = Difference(seeds=(), verdict="not comparable", reason=reason)

@@ -181,7 +181,7 @@ def make_interval(
     With g the logarithm or the logit, g(mean) has a margin of g'(mean) times that of the mean.
     """
     least, most = min(values), max(values)
-    if margin == 0:
+    if margin == 0 or (domain == "fraction" and least >= 0 and most <= 1 and mean in (0.0, 1.0)):
         return mean, mean
     if domain == "positive" and least >= 0:
         factor = exp(min(margin / mean, LARGEST_EXPONENT))
@@ -323,17 +323,19 @@ def judge_alike(differences: Sequence[Difference], margin: float) -> list[Differ
     return judged
 
 
-def find_detectable(sd: float, n: int) -> float:
+def find_detectable(sd: float, n: int, error: float = SIGNIFICANCE) -> float:
     """Return the smallest mean difference that n seeds of this spread show in four of five cases.
 
-    It is where the power of the two-sided paired t-test at 5% is 80%, by the noncentral t.
+    It is where the power of the two-sided paired t-test at 5% is 80%, by the noncentral t. `error`
+    is the test's level where it is one of several.
 
     >>> round(find_detectable(1.0, 10), 2), round(find_detectable(1.0, 3), 2)
     (1.0, 3.26)
     """
-    from scipy.special import nctdtrinc
+    from scipy.special import nctdtrinc, stdtrit
 
-    return float(nctdtrinc(n - 1, 1 - POWER, t_quantile(n - 1))) * sd / sqrt(n)
+    quantile = float(stdtrit(n - 1, 1 - error / 2))
+    return float(nctdtrinc(n - 1, 1 - POWER, quantile)) * sd / sqrt(n)
 
 
 def correct(differences: Sequence[Difference]) -> list[Difference]:

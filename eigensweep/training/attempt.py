@@ -358,8 +358,11 @@ class Replicate:
         return self.training.is_finished or self.training.step >= rung
 
     def has_ended(self, rung: int) -> bool:
-        """Tell whether this training was over when it came to `rung`."""
-        return self.training.is_finished and self.training.step <= rung
+        """Tell whether this training was over when it came to `rung`.
+
+        One whose first step beyond the rung failed was not: alone, it would have stopped before.
+        """
+        return self.training.is_finished and self.training.step + self.training.failed_step <= rung
 
     def has_diverged(self, rung: int) -> bool:
         """Tell whether this training had diverged when it came to `rung`."""
@@ -435,8 +438,10 @@ class Replicate:
         `seconds` is then a share of all seconds by steps.
         """
         training, now = self.training, self.training.result()
-        if training.step <= until:
+        if training.step + training.failed_step <= until:
             return now
+        if training.step <= until:
+            return replace(now, outcome=None)
         key = f"valid/{training.selection.metric.name}"
         tests = ReportedTests(training.config.task.metrics)
         chosen: CurvePoint | None = None

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from eigensweep.common import traces
-from eigensweep.models import MODELS
+from eigensweep.models import make_model
 from eigensweep.models.base import State
 from eigensweep.results.seeds import join_codes, split_seeds, summarise
 from eigensweep.results.trial_result import (
@@ -110,10 +110,7 @@ class Training:
         if device != "cpu":
             set_up_gpu()
         self.task = TASKS[config.task.name](config.task, Path(data_root) if data_root else None)
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
-            model = MODELS[config.model.name](config.model, config.task.shapes)
-        self.model = model.to(device)
+        self.model = make_model(config.model, config.task.shapes, seed).to(device)
         self.optimizers = Optimizers(self.model, config.optimizer)
         self.schedule = RateSchedule(config.optimizer)
         self.selection = Selection(config, self.task.baselines)
@@ -128,6 +125,8 @@ class Training:
         self.step = 0
         """Optimizer steps taken."""
         self.outcome: End | None = None
+        self.failed_step = False
+        """Whether the step after `step` was not finite, and so was not taken."""
         self.carried: State | None = None
         """The state that the next batch may go on from."""
         self._window = [0.0, 0.0, 0.0]
@@ -244,6 +243,7 @@ class Training:
             "seed": self.seed,
             "step": self.step,
             "outcome": self.outcome,
+            "failed_step": self.failed_step,
         }
         if self._known is not None:
             return about | {"budget": self.steps, "known": summarise([self._known]).to_dict()}
@@ -298,6 +298,7 @@ class Training:
             self.schedule.falls = state["schedule_falls"]
             self.reported_tests.load_state_dict(state["reported_tests"])
         self.step, self.outcome = state["step"], state["outcome"]
+        self.failed_step = state.get("failed_step", False)
         self.carried, self._window = _copy(state["carried"], self.device), state["window"]
         self._constraint, self._test = state["constraint"], state["test"]
         self._points = [CurvePoint(**p) for p in state["points"]]
@@ -369,7 +370,7 @@ class Training:
         `evaluation_due` and `test_due` tell what is to be seen before the next step.
         """
         if not all(map(isfinite, (objective, loss, norm))):
-            self.outcome = "diverged"
+            self.outcome, self.failed_step = "diverged", True
             self._record(self._window_means())
             return False
         self.optimizers.scale(self.schedule.factor(self.step))

@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 
-from eigensweep.models import MODELS
+from eigensweep.models import make_model
 from eigensweep.models.base import Model
 from eigensweep.search_spaces.trial import TrialConfig, find_code
 from eigensweep.training.selection import Weights, selected_weights
@@ -41,8 +41,7 @@ class KeptWeights:
     def load(self) -> Model:
         """Return the network with these weights, on the CPU, ready to be evaluated."""
         config = self.config
-        with torch.random.fork_rng(devices=[]):  # the first weights are drawn, and overwritten
-            model = MODELS[config.model.name](config.model, config.task.shapes)
+        model = make_model(config.model, config.task.shapes, self.seed)
         code = find_code(config.task.name, config.model.name)
         if code != config.code:
             logger.warning(

@@ -19,7 +19,8 @@ _SMALL = 1 << 20
 MOST_SPARE = 2
 """Blocks that are kept: some steps hold the gradient to their input besides the states."""
 
-_spare: list[np.ndarray] = []
+_spare: dict[int, np.ndarray] = {}
+"""By id, so that threads, and what is freed within them, take and give each block once."""
 
 
 def empty_history(shape: tuple[int, ...], like: Tensor) -> Tensor:
@@ -30,14 +31,24 @@ def empty_history(shape: tuple[int, ...], like: Tensor) -> Tensor:
     size = math.prod(shape) * like.element_size()
     if like.device.type != "cpu" or size < _SMALL:
         return torch.empty(shape, dtype=like.dtype, device=like.device)
-    fitting = [i for i, spare in enumerate(_spare) if size + 64 <= spare.nbytes <= 2 * size]
-    block = _spare.pop(fitting[-1]) if fitting else np.empty(size + 64, np.uint8)
+    block = _take(size + 64, 2 * size)
+    if block is None:
+        block = np.empty(size + 64, np.uint8)
     start = -block.ctypes.data % 64
     view = block[start : start + size]
     weakref.finalize(view, _give_back, block).atexit = False
     return torch.from_numpy(view).view(like.dtype).view(shape)
 
 
+def _take(least: int, most: int) -> np.ndarray | None:
+    """Take the newest spare block with so many bytes, if there is one."""
+    for name, spare in reversed(_spare.copy().items()):
+        if least <= spare.nbytes <= most and _spare.pop(name, None) is not None:
+            return spare
+    return None
+
+
 def _give_back(block: np.ndarray) -> None:
-    _spare.append(block)
-    del _spare[:-MOST_SPARE]
+    _spare[id(block)] = block
+    for name in list(_spare)[:-MOST_SPARE]:
+        _spare.pop(name, None)

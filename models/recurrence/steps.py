@@ -159,7 +159,7 @@ def clip_scale(z: Tensor, limit: Tensor) -> Tensor:
     [[0.20000000298023224], [1.0]]
     """
     length = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
-    return limit / torch.maximum(length, limit)
+    return limit / torch.where(length > limit, length, limit)  # a tie's gradient is not halved
 
 
 def _project(x: Tensor, U: Tensor, out: Tensor) -> None:

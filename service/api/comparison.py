@@ -145,7 +145,7 @@ def _describe_side(
         trial=trial.number,
         state=trial.state,
         metric=measured,
-        baseline=baseline,
+        baselines={"valid": baseline, "test": _find_baseline_on_test(task, measured, baseline)},
         task=task,
         values={
             "valid": _take(result.by_replicate, "valid", measured.name, experiment.metric),
@@ -183,6 +183,15 @@ def find_metric(
         raise UnknownMetricError("metric", message, got=name, available=known)
     metric = config.find_metric(name)
     return Metric.made_of(metric), config.baselines.get(name)
+
+
+def _find_baseline_on_test(
+    task: Mapping[str, Any], metric: Metric, otherwise: float | None
+) -> float | None:
+    """Return the baseline of a metric on test data; `otherwise` if its task is not known here."""
+    if (found := TASKS.get(task["name"])) is None:
+        return otherwise
+    return found.Config.model_validate(task).baselines_on("test").get(metric.name, otherwise)
 
 
 def _take(

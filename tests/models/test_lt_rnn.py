@@ -7,6 +7,7 @@ import torch
 
 from eigensweep.models.lt_rnn import pool
 from eigensweep.models.matrices.orthogonal import orthogonality_error
+from eigensweep.models.recurrence import reference, ungated
 
 VALUES = {"input_kind": "values"}
 
@@ -113,6 +114,21 @@ def test_no_state_is_longer_than_the_clip(nets):
     assert lengths.max() <= 0.5 + 1e-12
     assert free.states(x).norm(dim=-1).max() > 0.5
     same(nets.generic("lt_rnn", activation_clip=1e6, scale=1.0)(x)[0], free(x)[0], 1e-10)
+
+
+@pytest.mark.parametrize("backend", ["native", "torch", "reference"])
+def test_a_state_as_long_as_the_clip_is_not_scaled(backend):
+    """A step without input keeps the clipped length: the gradient is that of no clipping."""
+    x = torch.zeros(3, 1, 1, dtype=torch.float64)
+    x[0] = 5.0
+    W, one = torch.eye(1, dtype=torch.float64).requires_grad_(), torch.ones(1, dtype=torch.float64)
+    how = {"activation": "clipped", "readout": "last", "h0": torch.zeros_like(x[0])}
+    leaves = (x, None, W, 0.3 * one, one[None], 0 * one)
+    if backend == "reference":
+        y, _ = reference.recur(*leaves, **how)
+    else:
+        y, _ = ungated.recur(*leaves, backend=backend, **how)
+    assert torch.autograd.grad(y.sum(), W)[0].item() == pytest.approx(0.6)
 
 
 class TestOrthogonalityPenalty:

@@ -1,5 +1,8 @@
 """The fast recurrence against the readable one, on each backend."""
 
+import sys
+import threading
+
 import pytest
 import torch
 from helpers import agreement
@@ -284,6 +287,29 @@ class TestBadInput:
             leaves[position] = leaves[position].to("meta")
         with pytest.raises(ValueError, match=r"must be on the same device"):
             recur(x, *leaves[:5], h0=leaves[5], activation="tanh")
+
+
+def test_threads_take_spare_blocks_at_once():
+    like, errors = torch.zeros(()), []
+
+    def work(number):
+        for k in range(300):
+            try:
+                empty_history(((1 << 18) + (7 * number + k) % 5 * 90_000,), like)
+            except Exception as error:
+                errors.append(error)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert not errors
 
 
 def test_a_history_is_reused_once_nobody_holds_it():

@@ -7,7 +7,7 @@ import json
 import os
 import re
 from dataclasses import replace
-from math import inf
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +98,12 @@ class TestOrder:
                 "may be chance",
             ),
             (
+                ArmNumbers({0: 1.0}, diverged=frozenset({1, 2})),
+                ArmNumbers(diverged=frozenset({0, 1, 2})),
+                "not distinguishable",
+                "may be chance",
+            ),
+            (
                 ArmNumbers(LOW, doubt="it was busy"),
                 ArmNumbers(HIGH),
                 "not comparable",
@@ -122,6 +128,19 @@ class TestOrder:
         assert together.verdict == "holds"
         assert alone is not None
         assert max(pair.p or 0 for pair in together.pairs) >= alone
+
+    def test_what_could_be_shown_is_corrected_likewise(self):
+        sides = {name: ArmNumbers(NEAR) for name in "bcd"}
+        alone = judge_order("a", ArmNumbers(LOW), {"b": sides["b"]}).pairs[0].detectable
+        together = judge_order("a", ArmNumbers(LOW), sides).pairs[0].detectable
+        assert (alone, together) == (
+            pytest.approx(0.0942, abs=1e-3),
+            pytest.approx(0.1636, abs=1e-3),
+        )
+        early = ArmNumbers({seed: 10.0 * seed for seed in range(4)}, last=800.0)
+        never = ArmNumbers(dict.fromkeys(range(4), inf), last=800.0)
+        (pair, _) = judge_order("a", early, {"b": never, "c": never}).pairs
+        assert (pair.p, pair.least_p) == (pytest.approx(2 * 2 / 70), pytest.approx(2 * 2 / 70))
 
     def test_one_failing_comparison_decides(self):
         found = judge_order(
@@ -213,6 +232,15 @@ class TestAlike:
         assert found.verdict == "equivalent"
         assert "alike within 20%" in found.pairs[0].because
         assert "differ by no more than" in judge_order("a", a, {"c": c}).pairs[0].because
+
+    def test_survivors_are_no_proof_that_all_are_alike(self):
+        b = ArmNumbers({seed: 1 + 0.001 * seed for seed in range(10)})
+        rest = ArmNumbers({0: 1.0, 1: 1.01, 2: 0.99, 3: 1.0}, frozenset(range(4, 10)))
+        found = judge_alike("a", rest, {"b": b}, 0.1)
+        assert (found.verdict, found.stuck) == ("not distinguishable", True)
+        better = ArmNumbers({0: 0.9, 1: 0.901, 2: 0.899, 3: 0.9}, frozenset(range(4, 10)))
+        found = judge_order("a", better, {"b": b}, alike_within=0.2)
+        assert (found.verdict, found.stuck) == ("not distinguishable", True)
 
 
 class TestAnyLook:
@@ -816,6 +844,35 @@ def test_a_share_of_the_baseline_is_of_the_data_that_was_scored(tmp_path):
     for metric, baseline in (("value", valid), ("test/mse", test)):
         side = measured.side("lstm", Measure(metric=metric, of_baseline=True))
         assert side.values[0] == pytest.approx(0.1 / baseline)
+
+
+def test_a_picture_has_the_baseline_of_the_data_that_it_shows(tmp_path):
+    spec = make_specs("enrnn/figure-1", "short")["main"]
+    made = make_experiment(tmp_path, "main", spec, {"lstm": [0.1] * spec.replicates})
+    measured = ArmsMeasured(made, Store(tmp_path))
+    valid, test = (spec.task.baselines_on(split)["mse"] for split in ("valid", "test"))
+    drawn = {name: measured.baseline_of(spec.task, name) for name in ("valid/mse", "test_now/mse")}
+    assert drawn == {"valid/mse": valid, "test_now/mse": test}
+    results = collect(make_order("enrnn/figure-1", tmp_path, experiments=[made]))
+    (curves,) = judge_results(results).curves
+    assert (curves.metric, curves.baseline) == ("test_now/mse", test)
+
+
+def test_a_seed_that_diverges_untested_never_gets_there(tmp_path):
+    spec = make_specs("enrnn/figure-1", "short")["main"]
+    measure_it = Measure(curve="test_now/mse", steps_to=0.01)
+    for values, steps in (([0.1, nan, 0.1], [150, inf, 150]), ([nan] * 3, [inf] * 3)):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        made = make_experiment(folder, "main", spec, {"lstm": values})
+        store = Store(folder)
+        for seed, value in enumerate(values):
+            if value == value:
+                place = next(each.place for each in made.trials if each.arm == "lstm")
+                store.commit(
+                    f"{place}/{seed}", 1, 150, {}, [CurvePoint(150, {"test_now/mse": 0.001}, 0)]
+                )
+        side = ArmsMeasured(made, store).side("lstm", measure_it)
+        assert [side.values[seed] for seed in range(3)] == steps
 
 
 def test_an_experiment_that_cannot_run_here_is_not_comparable(tmp_path):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import threading
 from collections.abc import Callable, Iterator
+from datetime import date
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing.connection import Connection
 from ssl import CERT_REQUIRED, SSLContext
 from typing import Any
 from urllib.parse import parse_qs
@@ -59,7 +62,8 @@ class Stub:
             def do_GET(self) -> None:
                 length = int(self.headers.get("Content-Length") or 0)
                 path = self.path.partition("?")[0]
-                stub.heard.append((self.path, dict(self.headers), self.rfile.read(length)))
+                port = {"Connection-Of": str(self.client_address[1])}
+                stub.heard.append((self.path, dict(self.headers) | port, self.rfile.read(length)))
                 left = stub.answers.get(path, [as_json(404, {"title": "Not Found"})])
                 (left.pop(0) if len(left) > 1 else left[0])(self)
 
@@ -186,6 +190,43 @@ def test_waiting_ends_at_its_timeout(stub: Stub, client: Client) -> None:
         client.experiment(ID).wait(timeout=0.1)
 
 
+def test_a_timeout_bounds_the_wait_for_a_service_that_is_away(stub: Stub, client: Client) -> None:
+    stub.answers[f"/v1/experiments/{ID}"] = [
+        as_json(200, {"id": ID, "state": "running"}),
+        lambda request: request.connection.close(),
+    ]
+    experiment = client.experiment(ID)
+    with pytest.raises(TimeoutError, match=f"{ID} was running when last heard of; after 0.2 s"):
+        experiment.wait(timeout=0.2)
+
+
+def ask_in_a_child(client: Client, path: str, answers: Connection) -> None:
+    answers.send(client.get(path)["id"])
+
+
+def test_after_a_fork_a_client_has_a_connection_of_its_own(
+    stub: Stub, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On an inherited one it would read what the service answers to its parent."""
+    kept = "HTTP/1.1"
+    monkeypatch.setattr(stub.server.RequestHandlerClass, "protocol_version", kept)
+    numbers = list(range(8))
+    for number in numbers:
+        stub.answers[f"/v1/experiments/{number}"] = [as_json(200, {"id": number})]
+    assert client.get("/v1/experiments/0")["id"] == 0
+    ours, theirs = multiprocessing.get_context("fork").Pipe()
+    child = multiprocessing.get_context("fork").Process(
+        target=ask_in_a_child, args=(client, "/v1/experiments/5", theirs)
+    )
+    child.start()
+    assert [client.get(f"/v1/experiments/{number}")["id"] for number in numbers] == numbers
+    assert ours.poll(PATIENCE)
+    assert ours.recv() == 5
+    child.join()
+    own = {headers["Connection-Of"] for _, headers, _ in stub.heard}
+    assert len(own) == 2
+
+
 def test_a_listing_is_read_to_its_last_page(stub: Stub, client: Client) -> None:
     stub.answers["/v1/experiments"] = [
         as_json(200, {"items": [{"id": "a"}, {"id": "b"}], "next_cursor": "2"}),
@@ -251,12 +292,72 @@ def test_an_answer_of_another_program_is_refused(stub: Stub, client: Client) -> 
         client.experiment(ID)
 
 
+@pytest.mark.parametrize("content", [[], None, "ok", {}, {"items": None}])
+def test_json_of_another_program_is_refused(stub: Stub, client: Client, content: Any) -> None:
+    stub.answers["/v1/experiments"] = [as_json(200, content)]
+    with pytest.raises(RefusedError, match="not Eigensweep's API"):
+        client.experiments()
+
+
+def test_problems_of_another_program_are_told(stub: Stub, client: Client) -> None:
+    foreign = {"title": "Unprocessable", "detail": "no", "errors": ["a", "b"]}
+    stub.answers["/v1/experiments"] = [as_json(422, foreign)]
+    with pytest.raises(RefusedError) as caught:
+        client.experiments()
+    assert str(caught.value) == "Unprocessable: no"
+
+
+def test_an_answer_that_cannot_be_unpacked_is_none(stub: Stub, client: Client) -> None:
+    def packed(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.send_header("Content-Encoding", "gzip")
+        request.send_header("Content-Length", "2")
+        request.end_headers()
+        request.wfile.write(b"{}")
+
+    stub.answers["/v1/experiments"] = [packed]
+    with pytest.raises(ServiceAwayError, match="no answer from the service"):
+        client.experiments()
+
+
+@pytest.mark.parametrize("token", ["schlüssel", "a b", "a\rb", "a\nb"])
+def test_what_cannot_be_a_token_is_refused_and_not_shown(token: str) -> None:
+    with pytest.raises(InputError, match="EIGENSWEEP_TOKEN") as caught:
+        Client("http://localhost:1", token=token)
+    assert token not in str(caught.value)
+
+
+def test_an_end_of_line_is_no_part_of_a_token(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EIGENSWEEP_TOKEN", "let-me-in\r\n")
+    stub.answers["/healthz"] = [as_json(200, {})]
+    with Client(stub.url) as client:
+        client.get("/healthz")
+    assert stub.heard[-1][1]["Authorization"] == "Bearer let-me-in"
+
+
+def test_a_name_that_ends_in_a_number_is_found(stub: Stub, client: Client) -> None:
+    spec = {"name": "run/3", "task": {"name": "copying"}}
+    listed = {"id": ID, "name": "run/3", "spec": spec}
+    stub.answers["/v1/experiments"] = [as_json(200, {"items": [listed], "next_cursor": None})]
+    stub.answers[f"/v1/experiments/{ID}"] = [as_json(200, listed)]
+    found, number = client.find_trial("run/3")
+    assert (found.id, number) == (ID, None)
+    found, number = client.find_trial("run/3/18")
+    assert (found.id, number) == (ID, 18)
+
+
+def test_dates_in_a_spec_are_texts(tmp_path: Any, client: Client) -> None:
+    file = tmp_path / "d.toml"
+    file.write_bytes("\ufeffname = 'x'\nwhen = 2020-01-02\nat = [07:32:00]\n".encode())
+    assert read(file) == {"name": "x", "when": "2020-01-02", "at": ["07:32:00"]}
+    with pytest.raises(InputError, match=r"cannot be sent as JSON: .*date"):
+        client.submit({"name": date(2020, 1, 2)})
+
+
 @pytest.mark.parametrize("url", ["http://[::1", "http://localhost:port"])
 def test_a_malformed_address_is_refused_with_words(url: str) -> None:
     with pytest.raises(InputError, match="is not the address of a service"):
         Client(url)
-    with pytest.raises(InputError, match="EIGENSWEEP_TOKEN"):
-        Client("http://localhost:1", token="schlüssel")
 
 
 @pytest.mark.parametrize(

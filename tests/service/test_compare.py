@@ -17,6 +17,7 @@ from eigensweep.results.trial_result import ReplicateResult, Result
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.tables import TrialRow
+from eigensweep.tasks.copying import CopyingConfig
 
 GOOD, CLOSE, BAD = [0.10, 0.11, 0.13, 0.12], [0.11, 0.10, 0.13, 0.13], [0.30, 0.33, 0.31, 0.32]
 """Validation values of seeds 0 to 3; the test data scores twice as much."""
@@ -88,6 +89,14 @@ def test_every_pair_is_tested_over_shared_seeds_and_corrected(run, compare):
     assert one["words"].startswith(f"{id}/lstm is better than {id}/0 on test data: cross_entropy")
     assert one["words"].endswith("corrected for 3 comparisons; n = 4, seeds 0 to 3)")
     assert "is not distinguishable from" in found["pairs"][0]["valid"]["words"]
+
+
+def test_a_difference_is_a_share_of_the_baseline_of_its_data(run, compare, monkeypatch):
+    monkeypatch.setattr(CopyingConfig, "baselines_on", lambda task, split: {"cross_entropy": 8.0})
+    id = run([("lstm", BAD), ("gru", GOOD)])
+    pair = compare(f"{id}/0", f"{id}/1")["pairs"][0]
+    assert pair["test"]["effect"] == pytest.approx(pair["test"]["mean"] / 8)
+    assert pair["valid"]["effect"] == pytest.approx(pair["valid"]["mean"] / (2 * 2.0794415 / 9))
 
 
 def test_a_look_after_each_seed_tells_what_they_say_so_far(run, compare):

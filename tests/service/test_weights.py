@@ -7,10 +7,8 @@ import re
 import shutil
 import tracemalloc
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -22,6 +20,7 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from eigensweep import train
+from eigensweep.client import Client
 from eigensweep.client.experiments import Experiment
 from eigensweep.client.trial import Trial
 from eigensweep.command import cli, frame
@@ -239,8 +238,8 @@ class TestTheRoute:
 
 
 def test_the_command_writes_a_file(experiment, monkeypatch, tmp_path):
-    lent = nullcontext(SimpleNamespace(experiment=lambda id: experiment))
-    monkeypatch.setattr(frame, "Client", lambda _: lent)
+    monkeypatch.setattr(Client, "experiment", lambda client, id: experiment)
+    monkeypatch.setattr(frame, "Client", lambda _: Client("http://here"))
     out = tmp_path / "best.pt"
     said = CliRunner().invoke(cli.app, ["weights", f"{experiment.id}/0", "--out", str(out)])
     assert (said.exit_code, "trial 0, seed 0, step" in said.output) == (0, True), said.output
@@ -251,13 +250,17 @@ def test_the_command_writes_a_file(experiment, monkeypatch, tmp_path):
     assert set(found) == {"config", "seed", "step", "weights"}
 
 
-@pytest.mark.parametrize(("given", "name"), [("a/b", "a/b"), ("a/b/0", "a/b"), ("0", "0")])
-def test_the_command_takes_a_name_with_a_slash(experiment, monkeypatch, tmp_path, given, name):
+@pytest.mark.parametrize(
+    ("given", "found"), [("a/b", "a/b"), ("a/b/0", "1m7xnz0qe2nqc"), ("0", "0")]
+)
+def test_the_command_takes_a_name_with_a_slash(experiment, monkeypatch, tmp_path, given, found):
     asked = list[str]()
-    lent = nullcontext(SimpleNamespace(experiment=lambda id: asked.append(id) or experiment))
-    monkeypatch.setattr(frame, "Client", lambda _: lent)
+    known = {"a/b": "1m7xnz0qe2nqc"}
+    monkeypatch.setattr(Client, "find_id", lambda client, name: known.get(name, name))
+    monkeypatch.setattr(Client, "experiment", lambda client, id: asked.append(id) or experiment)
+    monkeypatch.setattr(frame, "Client", lambda _: Client("http://here"))
     said = CliRunner().invoke(cli.app, ["weights", given, "--out", str(tmp_path / "best.pt")])
-    assert (said.exit_code, asked) == (0, [name]), said.output
+    assert (said.exit_code, asked) == (0, [found]), said.output
 
 
 def test_train_returns_the_network_of_its_best_point():

@@ -11,6 +11,7 @@ from helpers.no_host import NoHost
 
 from eigensweep.tasks import TASKS, streams
 from eigensweep.tasks.adding import Adding, AddingConfig
+from eigensweep.tasks.base import Batch
 from eigensweep.tasks.copying import Copying, CopyingConfig
 from eigensweep.tasks.denoise import Denoise, DenoiseConfig
 from eigensweep.tasks.noisy_cifar import NoisyCifarConfig
@@ -305,3 +306,14 @@ def test_training_data_depends_on_the_seed_and_is_no_test_data(make):
     each = torch.cat([batch.x for batch in batches], dim=1).transpose(0, 1).flatten(1)
     distinct = each.unique(dim=0)
     assert len(distinct) == 5 * 20
+
+
+def test_targets_of_the_last_step_alone_are_padded_by_rows():
+    """Numbers as targets have an axis more than symbols."""
+    for y in (torch.ones(3, 1), torch.ones(3, dtype=torch.long)):
+        batch = Batch(torch.ones(5, 3, 2), y).pad(5, 4)
+        assert batch.y.shape == batch.mask.shape == (4, *y.shape[1:])
+        assert batch.x.shape == (5, 4, 2)
+        assert batch.mask.flatten().tolist() == [True] * 3 + [False]
+        with pytest.raises(ValueError, match="cannot be padded to 6 steps"):
+            Batch(torch.ones(5, 3, 2), y).pad(6, 3)

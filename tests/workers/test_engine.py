@@ -24,6 +24,7 @@ from eigensweep.tasks import TASKS
 from eigensweep.training import attempt
 from eigensweep.training.attempt import Attempt
 from eigensweep.training.lanes.engine.engine import Engine
+from eigensweep.training.lanes.engine.members import ALONE
 from eigensweep.training.lanes.engine.register import EngineError
 
 LONG = {"steps": 200, "evaluate_every": 100}
@@ -115,6 +116,21 @@ class TestReports:
             assert last.result.value == pytest.approx(mean)
             assert last.result.statistics["value"].n == len(whole)
             assert [r.step for r in reports] == list(order.rungs)
+        assert plain(reports) == plain(alone(order, tmp_path / "alone"))
+
+    @pytest.mark.parametrize("beside", [False, True])
+    def test_a_step_that_fails_after_a_rung_is_told_at_the_next(
+        self, tmp_path, monkeypatch, beside
+    ):
+        """A lane goes on while other seeds of its trial wait for one: that does not show."""
+        let_diverge(monkeypatch, {0: 10})
+        bench = Bench(tmp_path / "engine", lanes=2)
+        neighbour, order = bench.order(7, seed=50), bench.order(0, replicates=2)
+        if beside:
+            bench.engine.ask(neighbour, 0)
+        reports = bench.to_the_end(order)[0]
+        assert [(r.step, r.outcome) for r in reports] == [(10, None), (10, "diverged")]
+        assert [each.value is not None for each in reports[-1].result.by_replicate] == [True, True]
         assert plain(reports) == plain(alone(order, tmp_path / "alone"))
 
     def test_the_best_weights_lie_beside_the_checkpoints(self, bench):
@@ -461,6 +477,29 @@ class TestErrors:
         told = bench.to_the_end(*(replace(o, attempt=2) if o is order else o for o in orders))
         assert {reports[-1].outcome for reports in told} == {"completed"}
 
+    @pytest.mark.parametrize("times", [1, 2])
+    def test_memory_that_is_short_at_an_end_leaves_no_lane_behind(
+        self, tmp_path, monkeypatch, times
+    ):
+        bench = Bench(tmp_path / "engine", lanes=4)
+        leave, short = Lockstep.leave, [True] * times
+
+        def run_short(group, training):
+            leave(group, training)
+            if short and short.pop():
+                raise torch.OutOfMemoryError("CUDA out of memory")
+
+        monkeypatch.setattr(Lockstep, "leave", run_short)
+        order = bench.order(0, replicates=3)
+        with pytest.raises(EngineError, match="the memory of cpu ran out"):
+            bench.to_the_end(order)
+        bench.engine.leave(order)
+        told = bench.to_the_end(replace(order, attempt=2))
+        assert told[0][-1].outcome == "completed"
+        bench.clock.now += 100.0
+        assert not any(bench.engine.turn() for _ in range(3)), "nobody is in a lane"
+        assert [group.free for group in bench.groups] == [4]
+
     def test_one_that_cannot_begin_takes_no_other_along(self, bench, monkeypatch):
         mine, other = bench.order(0, training=LONG), bench.order(1, training=LONG)
         bench.engine.ask(mine, 0)
@@ -515,6 +554,29 @@ class TestErrors:
         for number in (0, 2):
             assert plain(told[number]) == plain(alone(orders[number], tmp_path / "alone"))
         assert [group.is_closed for group in bench.groups] == [True, False]
+
+    def test_a_seed_that_ended_before_keeps_no_group_apart(self, bench, monkeypatch):
+        let_diverge(monkeypatch, {0: 3})
+
+        def fail(group):
+            if any(t.config.model.broken for t in group.trainings):
+                raise ZeroDivisionError("somewhere in the program")
+
+        bench.fails = fail
+        order = bench.order(0, replicates=2, training=LONG)
+        good = [replace(order, seeds_go_on=True), bench.order(1, seed=20, training=LONG)]
+        for turn in range(30):
+            for each in good:
+                bench.engine.ask(each, 0)
+            if turn == 10:
+                broken = bench.order(2, seed=40, model={"broken": True}, training=LONG)
+            if turn >= 10:
+                bench.engine.ask(broken, 0)
+            bench.engine.turn()
+        names = {lane.group.name for t in bench.engine._register.trials.values() for lane in t.lanes
+                 if lane.group is not None}  # fmt: skip
+        assert names
+        assert ALONE not in names, "the one to blame was found long ago"
 
     def test_when_no_trial_alone_is_to_blame_the_shape_trains_alone(self, bench, caplog):
         def fail(group):

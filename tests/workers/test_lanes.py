@@ -16,6 +16,7 @@ from toys import Text, to_exact
 from eigensweep.models import MODELS
 from eigensweep.tasks import TASKS, mnist, speech_frames, treebank
 from eigensweep.training.lanes.stacked.group import Group, LaneError, explain_alone, shape_key
+from eigensweep.training.lanes.stacked.program import Program
 
 TRAINED = [name for name in MODELS if not name.startswith("constructed")]
 
@@ -443,6 +444,34 @@ class TestShape:
     )
     def test_other_sizes_tasks_and_optimizers_are_of_another_shape(self, other):
         assert shape_key(config_of("scornn")) != shape_key(other)
+
+    def test_with_and_without_a_penalty_steps_are_others(self):
+        penalties = (0.0, 0.5, 1.0)
+        configs = [config_of({"name": "lt_rnn", "orthogonality_penalty": p}) for p in penalties]
+        none, small, large = map(shape_key, configs)
+        assert none != small == large
+        compare(configs[1:])
+
+    def test_memory_short_for_the_copy_leaves_no_lane_behind(self, monkeypatch):
+        first, second = (build(config_of("tanh_rnn"), seed) for seed in range(2))
+        group = Group(first, 2)
+        group.join(first)
+        group.join(second)
+        group.advance(0.01)
+        store, short = Program.store, [True]
+
+        def run_short(program, lane, training):
+            if short and short.pop():
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            store(program, lane, training)
+
+        monkeypatch.setattr(Program, "store", run_short)
+        with pytest.raises(torch.OutOfMemoryError):
+            group.leave(first)
+        step = first.step
+        while not second.is_finished:
+            group.advance(10.0)
+        assert (first.step, group.free) == (step, 1), "it trains on after it has left"
 
     def test_a_group_refuses_what_does_not_fit_with_the_reason(self):
         first, second, third = (build(config_of("scornn"), seed) for seed in range(3))

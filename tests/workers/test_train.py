@@ -1,6 +1,8 @@
 """Training one configuration in a notebook."""
 
+import threading
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import pytest
@@ -31,6 +33,20 @@ def test_a_notebook_shows_numbers_and_curves(capsys):
     ]
     assert [list(line.get_xdata()) for line in axes.lines[:2]] == points
     assert "seed 1" in capsys.readouterr().err
+
+
+def test_threads_train_at_once_to_the_same_digits():
+    configs = [CONFIG | {"seed": 10 * number} for number in range(4)]
+    expected = [train(config).value for config in configs]
+    start = threading.Barrier(len(configs))
+
+    def run(config):
+        start.wait()
+        return train(config).value
+
+    for _ in range(3):
+        with ThreadPoolExecutor(len(configs)) as pool:
+            assert list(pool.map(run, configs)) == expected
 
 
 @pytest.mark.parametrize(

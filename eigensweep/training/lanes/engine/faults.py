@@ -141,7 +141,7 @@ class Faults:
                 trial
                 for trial in probe.trials
                 if not trial.is_over
-                and any(lane.replicate.training.step < trial.probed_until for lane in trial.lanes)
+                and not all(lane.replicate.has_come_to(trial.probed_until) for lane in trial.lanes)
             ]
             if probe.trials:
                 continue

@@ -6,7 +6,7 @@ import gc
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 import torch
@@ -142,10 +142,14 @@ class Groups:
             raise
 
     def end(self, trial: MemberTrial) -> None:
-        """Take a trial's lanes off: there is no more to train."""
+        """Take all of a trial's lanes off: there is no more to train.
+
+        What one of them raises is raised once none has a lane any more.
+        """
         trial.is_over = True
-        for lane in trial.lanes:
-            self.take_off(lane)
+        with ExitStack() as all_of_them:
+            for lane in trial.lanes:
+                all_of_them.callback(self.take_off, lane)
 
     def clear_empty(self, kept: int) -> int:
         """Drop all but `kept` of the groups without trainings; return how many were dropped."""

@@ -120,9 +120,11 @@ class Group:
     def leave(self, training: Training) -> None:
         """Copy a lane's tensors back and empty it."""
         lane = self._lane_of(training)
-        self._program.store(lane, training)
-        self._program.unload(lane)
-        del self._joined[lane]
+        try:
+            self._program.store(lane, training)
+        finally:  # memory that is short for the copy leaves no lane behind
+            self._program.unload(lane)
+            del self._joined[lane]
 
     def close(self) -> None:
         """End the group's threads and let go of its tensors; it is of no use afterwards."""
@@ -213,6 +215,7 @@ def shape_key(config: TrialConfig) -> str:
         "task": config.task.model_dump(mode="json"),
         "model": model.model_dump(mode="json", exclude=set(varying)),
         "given": sorted(f for f in model.scalars if getattr(model, f) is not None),
+        "off": sorted(f for f in model.switches if not getattr(model, f)),
         "optimizers": [config.optimizer.name, config.optimizer.name_orth],
     }
     text = json.dumps(content, sort_keys=True)
