@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 from helpers import handing_out, quick_cases, ray_mark
+from helpers.rewriting import rewrite_share
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of tiny networks only get in the way
 
@@ -344,7 +345,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     ray_mark.hold(item)
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Let a run that is terminated end as Ctrl-C ends it: fixtures stop what they have started.
 
     A shell starts what it puts into the background with Ctrl-C ignored. What tests start would
@@ -355,6 +356,7 @@ def pytest_configure() -> None:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    rewrite_share(config, Path(__file__).parent.rglob("test_*.py"))
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
