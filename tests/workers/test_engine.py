@@ -23,8 +23,8 @@ from eigensweep.store.places.durable_files import StoreAwayError, disk_failure, 
 from eigensweep.tasks import TASKS
 from eigensweep.training import attempt
 from eigensweep.training.attempt import Attempt
+from eigensweep.training.lanes.engine import faults
 from eigensweep.training.lanes.engine.engine import Engine
-from eigensweep.training.lanes.engine.members import ALONE
 from eigensweep.training.lanes.engine.register import EngineError
 
 LONG = {"steps": 200, "evaluate_every": 100}
@@ -541,6 +541,16 @@ class TestErrors:
         assert [reports[-1].outcome for reports in told] == ["completed", "failed"]
         assert "does not hold one lane of this size" in told[1][-1].error
 
+    def test_a_device_that_others_fill_is_no_trials_fault(self, bench, monkeypatch):
+        def fill(group):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        bench.fails = fill
+        words = "other processes hold 70.0 of its 80.0 GB"
+        monkeypatch.setattr(faults, "find_crowding", lambda device, share: words)
+        with pytest.raises(EngineError, match=f"the memory of cpu ran out: {words}"):
+            bench.to_the_end(bench.order(0))
+
     def test_the_trial_that_breaks_a_group_is_found(self, bench, tmp_path):
         def fail(group):
             if any(t.config.model.broken for t in group.trainings):
@@ -555,28 +565,24 @@ class TestErrors:
             assert plain(told[number]) == plain(alone(orders[number], tmp_path / "alone"))
         assert [group.is_closed for group in bench.groups] == [True, False]
 
-    def test_a_seed_that_ended_before_keeps_no_group_apart(self, bench, monkeypatch):
+    def test_a_seed_that_ended_before_keeps_no_group_apart(self, tmp_path, monkeypatch):
         let_diverge(monkeypatch, {0: 3})
 
         def fail(group):
             if any(t.config.model.broken for t in group.trainings):
                 raise ZeroDivisionError("somewhere in the program")
 
-        bench.fails = fail
-        order = bench.order(0, replicates=2, training=LONG)
-        good = [replace(order, seeds_go_on=True), bench.order(1, seed=20, training=LONG)]
-        for turn in range(30):
-            for each in good:
+        bench = Bench(tmp_path / "engine", lanes=6)
+        bench.fails, often = fail, {"steps": 300, "evaluate_every": 10}
+        order = replace(bench.order(0, replicates=2, training=often), seeds_go_on=True)
+        orders = [order, bench.order(1, seed=20, training=often)]
+        broken = bench.order(2, seed=40, model={"broken": True}, training=often)
+        for turn in range(25):
+            for each in [*orders, broken] if turn >= 10 else orders:
                 bench.engine.ask(each, 0)
-            if turn == 10:
-                broken = bench.order(2, seed=40, model={"broken": True}, training=LONG)
-            if turn >= 10:
-                bench.engine.ask(broken, 0)
             bench.engine.turn()
-        names = {lane.group.name for t in bench.engine._register.trials.values() for lane in t.lanes
-                 if lane.group is not None}  # fmt: skip
-        assert names
-        assert ALONE not in names, "the one to blame was found long ago"
+        together = {g["shape"]: len(g["occupied"]) for g in bench.status()["groups"]}
+        assert together == {"alone": 0, "line-4-x6": 2}, "the one to blame was found long ago"
 
     def test_when_no_trial_alone_is_to_blame_the_shape_trains_alone(self, bench, caplog):
         def fail(group):

@@ -8,12 +8,15 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TypeVarTuple
 
+import torch
+
 from eigensweep.common import logs
 from eigensweep.protocol.ledger import StaleWriteError
 from eigensweep.protocol.messages import Order, Report
 from eigensweep.store.places.durable_files import disk_failure
 from eigensweep.tasks.corpus import CorpusMissingError
 from eigensweep.training.attempt import Attempt
+from eigensweep.training.devices import find_crowding
 from eigensweep.training.errors import is_of_the_device, is_out_of_memory, let_go
 from eigensweep.training.lanes.engine.groups import Groups
 from eigensweep.training.lanes.engine.members import (
@@ -183,12 +186,13 @@ class Faults:
             self._groups.crowded[name] = occupied
             logger.warning("out of memory, trials wait until other shapes have ended")
             return
+        crowding = find_crowding(self._device, 1.0)
         for trial in trials:
             words = TooLargeError(
                 f"the memory of {self._device} does not hold one lane of this size"
             )
             words.__cause__ = error
-            self.settle(trial, words)
+            self.settle(trial, torch.OutOfMemoryError(crowding) if crowding else words)
 
     def _suspect(self, group: ScheduledGroup, error: Exception) -> None:
         """Let each trial of a group train alone for a while, to see which of them fails."""
