@@ -6,6 +6,8 @@ It loads FastAPI and what the routes need, so it is imported only then.
 from __future__ import annotations
 
 import asyncio
+import time
+from typing import Final
 
 import httpx2
 from fastapi import FastAPI
@@ -17,8 +19,12 @@ from eigensweep.client.spec_file import InputError
 from eigensweep.common.private_folders import make_private, private_umask
 from eigensweep.service.api.app import create_local_app
 from eigensweep.service.api.routes.accounts import create_accounts_app
-from eigensweep.service.record.migrations import migrate
-from eigensweep.service.settings import Settings, explain_settings
+from eigensweep.service.record import migrations
+from eigensweep.service.record.leadership import Leadership
+from eigensweep.service.settings import Settings, StartError, explain_settings
+
+PATIENCE_SECONDS: Final = 10.0
+"""How long a command waits for a service that begins on a new record, and makes its schema."""
 
 
 class LocalClient(Client):
@@ -52,8 +58,35 @@ def open_accounts(command: str) -> Client:
     with private_umask():
         if settings.database_url is None:
             make_private(settings.home)
-        migrate(settings.database)
+        _bring_up_to_date(settings.database)
     return LocalClient(create_accounts_app(settings, command))
+
+
+def _bring_up_to_date(url: str) -> None:
+    """Give a database this version's schema, unless a service of another version works with it.
+
+    Raises:
+        StartError: if one does, or the schema cannot be brought up to date.
+    """
+    leadership, deadline = Leadership(url), time.monotonic() + PATIENCE_SECONDS
+    try:
+        while True:
+            with migrations.try_database(url):
+                schema, newest = migrations.compare_versions(url)
+                if schema == newest:
+                    return
+                leads = leadership.hold()
+            if leads or schema not in (None, *migrations.list_revisions()):
+                migrations.migrate(url)  # or say that it is newer
+                return
+            if time.monotonic() > deadline:
+                raise StartError(
+                    f"a service works with this record, whose schema is {schema} and not {newest}: "
+                    "end it first, or call the command of its version"
+                )
+            time.sleep(0.2)
+    finally:
+        leadership.stop()
 
 
 class _InProcess(httpx2.BaseTransport):

@@ -161,6 +161,8 @@ def main() -> None:
     if not store:
         parser.error("set MLFLOW_BACKEND_STORE_URI to the database of MLflow")
     os.environ.update(QUIET)
+    # The secret guards better than MLflow's own look at the name by which it was asked.
+    os.environ.setdefault("MLFLOW_SERVER_ALLOWED_HOSTS", "*")
     if settings.with_parent:
         end_with_parent()
 

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -32,26 +33,27 @@ LOOKS: Final = 10
 
 LOG_BYTES: Final = 16 * 1024
 LONGEST_WORDS: Final = 300
-ERROR_LINE: Final = re.compile(r"[\w.]*(Error|Exception)\b.*:")
-"""The last line of a traceback."""
+ERROR_LINE: Final = re.compile(r"[\w.]*(Error|Exception)\b.*:|ERROR:")
+"""The last line of a traceback, or what uvicorn says of a port that is taken."""
 
 
 class MlflowServer:
     """An MLflow server for this machine only, with its database and artifacts in one folder.
 
     It is one process, without MLflow's job runners and without telemetry, and answers only who
-    sends `token`. The token outlives the service, as drivers on a cluster do.
+    sends `token`. The token outlives the service, as drivers on a cluster do. `claim` holds the
+    port for it, also while it begins anew.
 
     Raises:
         OSError: if the folder cannot be written.
     """
 
-    def __init__(self, folder: Path, port: int) -> None:
+    def __init__(self, folder: Path, port: int, claim: socket.socket | None = None) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.token = keep_secret(folder / "token")
         self.url = f"http://{HOST}:{port}"
         self._folder = folder
-        self._port = port
+        self._port, self._claim = port, claim
         self._process: subprocess.Popen[bytes] | None = None
         self._pause = 1.0
         self._not_before = 0.0
@@ -132,6 +134,8 @@ class MlflowServer:
         self._signal(signal.SIGKILL)
         if self._process is not None:
             self._process.wait()
+        if self._claim is not None:
+            self._claim.close()
 
     def _signal(self, ending: signal.Signals) -> None:
         """Send a signal to the server and all that it started."""

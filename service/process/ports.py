@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import sys
 from typing import Final
 
 from eigensweep.service.settings import StartError
@@ -39,6 +40,33 @@ def listen(host: str, port: int, may_move: bool) -> socket.socket:
         f"cannot listen on {host}: {tried} taken, or not allowed; set another EIGENSWEEP_PORT "
         "or, for MLflow's server, EIGENSWEEP_MLFLOW_PORT"
     )
+
+
+def claim_port(host: str, port: int, may_move: bool) -> tuple[int, socket.socket | None]:
+    """Return a port that is free now and that no other service has claimed; see `listen`.
+
+    The claim holds until what comes with it is closed: whoever is to listen there begins only in a
+    while. It is an abstract Unix socket, which the kernel keeps as it keeps ports; None where
+    there are none.
+    """
+    last = min(port + MOST_TRIED, 65535) if may_move else port
+    while True:
+        number = find_free_port(host, port, may_move)
+        if sys.platform != "linux":
+            return number, None
+        claim = socket.socket(socket.AF_UNIX)
+        try:
+            claim.bind(f"\0eigensweep-port-{number}")
+        except OSError:
+            claim.close()
+            if number >= last:
+                raise StartError(
+                    f"another service has claimed port {number} of {host}; set another "
+                    "EIGENSWEEP_MLFLOW_PORT"
+                ) from None
+            port = number + 1
+        else:
+            return number, claim
 
 
 def find_free_port(host: str, port: int, may_move: bool) -> int:

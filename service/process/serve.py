@@ -229,10 +229,10 @@ def _make_mlflow_server(settings: Settings) -> MlflowServer | None:
     if settings.mlflow_uri is not None:
         return None
     may_move = "mlflow_port" not in settings.model_fields_set
-    port = ports.find_free_port("127.0.0.1", settings.mlflow_port, may_move)
+    port, claim = ports.claim_port("127.0.0.1", settings.mlflow_port, may_move)
     if port != settings.mlflow_port:
         logger.info("port %d is taken, MLflow uses %d", settings.mlflow_port, port)
-    return MlflowServer(settings.home / "mlflow", port)
+    return MlflowServer(settings.home / "mlflow", port, claim)
 
 
 def _place_mlflow(settings: Settings, server: MlflowServer | None, url: str) -> Mlflow:

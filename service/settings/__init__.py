@@ -105,6 +105,9 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+API: Final = "/api/2.0/mlflow/experiments/search"
+
+
 @dataclass(frozen=True)
 class Mlflow:
     """An MLflow server, as the service reaches it and as people do."""
@@ -132,12 +135,21 @@ class Mlflow:
     def _ask(self) -> str | None:
         import httpx2
 
-        url = f"{self.uri.rstrip('/')}/health"
+        # With our secret, what MLflow itself answers: another program may have taken its port.
+        path = "/health" if self.token is None else f"{API}?max_results=1"
+        headers = {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
+        client = httpx2.Client(headers=headers, timeout=PATIENCE_SECONDS, trust_env=False)
         try:
-            with httpx2.stream("GET", url, timeout=PATIENCE_SECONDS, trust_env=False) as answer:
+            with client, client.stream("GET", f"{self.uri.rstrip('/')}{path}") as answer:
+                if answer.status_code == 401:
+                    return "it answers 401: it is the server of another secret"
                 return None if answer.is_success else f"it answers {answer.status_code}"
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             return "; ".join(filter(None, (f"no answer ({error})", self.explain_end())))
+
+
+RELATIVE: Final = re.compile(r"(sqlite(?:\+\w+)?:///(?:file:)?)(?!/|:memory:|\?|$)")
+"""How a URL of SQLite begins whose file has no whole path."""
 
 
 class Settings(BaseSettings):
@@ -367,8 +379,15 @@ class Settings(BaseSettings):
 
     @property
     def database(self) -> str:
-        """URL of the record's database."""
-        return self.database_url or f"sqlite:///{self.home / 'eigensweep.db'}"
+        """URL of the record's database; a file of SQLite has its whole path, from the home folder.
+
+        So all commands mean the same file, wherever they are called.
+        """
+        if not self.database_url:
+            return f"sqlite:///{self.home / 'eigensweep.db'}"
+        url = re.sub("^postgres(?=[:+])", "postgresql", self.database_url)
+        found = RELATIVE.match(url)
+        return url if found is None else f"{found[1]}{self.home}/{url[found.end() :]}"
 
     @property
     def storage_folder(self) -> str:

@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,29 @@ def test_one_that_hangs_is_started_again_once_it_had_answered(
         assert server._process.poll() is None
     finally:
         server.stop()
+
+
+def test_a_server_of_another_secret_cannot_be_used() -> None:
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            knows = self.path == "/health" or self.headers["Authorization"] == "Bearer theirs"
+            self.send_response(200 if knows else 401)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            return None
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Other)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        found = [Mlflow(url, url, token).find_problem() for token in (None, "theirs", "ours")]
+        assert found == [None, None, "it answers 401: it is the server of another secret"]
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 def test_one_that_answers_drop_by_drop_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from sqlalchemy.exc import OperationalError
 
 from eigensweep.common import guard
 from eigensweep.service.process import home, ports, serve
-from eigensweep.service.settings import StartError
+from eigensweep.service.settings import Settings, StartError
 
 LONG = {"training/steps": 1_000_000, "task/valid_size": 8, "task/test_size": 8}
 SHORT = {"training/steps": 20, "task/valid_size": 8, "task/test_size": 8}
@@ -101,6 +101,39 @@ class ServiceProcess:
         self.process.send_signal(how)
         self.process.wait(PATIENCE)
         return psutil.wait_procs(family, timeout=PATIENCE)[1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs abstract Unix sockets")
+def test_two_services_that_start_at_once_have_a_port_each():
+    first = ports.find_free_port("127.0.0.1", 27642, True)
+    one, claim = ports.claim_port("127.0.0.1", first, True)
+    other, second = ports.claim_port("127.0.0.1", first, True)
+    assert one == first < other, "nobody listens there yet, and it is taken"
+    with pytest.raises(StartError, match=f"another service has claimed port {first}"):
+        ports.claim_port("127.0.0.1", first, False)
+    claim.close()
+    again, third = ports.claim_port("127.0.0.1", first, True)
+    assert again == first
+    second.close()
+    third.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        (None, "sqlite:////h/eigensweep.db"),
+        ("sqlite:///record.db", "sqlite:////h/record.db"),
+        ("sqlite:///a/record.db?mode=ro", "sqlite:////h/a/record.db?mode=ro"),
+        ("sqlite+pysqlite:///file:r.db?uri=true", "sqlite+pysqlite:///file:/h/r.db?uri=true"),
+        ("sqlite:////var/record.db", "sqlite:////var/record.db"),
+        ("sqlite://", "sqlite://"),
+        ("sqlite:///:memory:", "sqlite:///:memory:"),
+        ("postgres://me@db/record", "postgresql://me@db/record"),
+        ("postgresql+psycopg://me@db/record", "postgresql+psycopg://me@db/record"),
+    ],
+)
+def test_a_database_is_the_same_wherever_a_command_is_called(given, meant):
+    assert Settings(home=Path("/h"), database_url=given).database == meant
 
 
 @pytest.fixture(scope="module")

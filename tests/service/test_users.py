@@ -19,13 +19,16 @@ from starlette.datastructures import Headers
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
+from eigensweep.command import local
 from eigensweep.command.cli import app as command_line
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.app import create_app
 from eigensweep.service.api.callers.identity import PROXY_SECRET
 from eigensweep.service.api.middleware import rates
 from eigensweep.service.process.serve import _require_a_token
+from eigensweep.service.record import migrations
 from eigensweep.service.record.errors import ConflictError, NotAllowedError, QuotaExceededError
+from eigensweep.service.record.leadership import Leadership
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.rows import RowSession
@@ -686,6 +689,22 @@ class TestCommands:
         told = run("audit").stdout
         assert "eigensweep token create" in told
         assert "eigensweep token revoke" in told
+
+    def test_under_a_service_of_another_version_they_change_nothing(self, run, url, monkeypatch):
+        monkeypatch.setattr(local, "PATIENCE_SECONDS", 0.0)
+        monkeypatch.setattr(migrations, "compare_versions", lambda url: ("0023", "0025"))
+        changed = list[str]()
+        monkeypatch.setattr(migrations, "migrate", changed.append)
+        other = Leadership(url)
+        assert other.hold()
+        try:
+            refused = run("user", "list")
+        finally:
+            other.stop()
+        assert (refused.exit_code, changed) == (1, [])
+        assert "whose schema is 0023 and not 0025: end it first" in refused.output
+        assert run("user", "list").exit_code == 0
+        assert changed == [url]
 
     def test_at_the_database_a_refusal_is_the_services(self, run, address):
         here = run("token", "revoke", "none", "--json")
