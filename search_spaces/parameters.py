@@ -50,8 +50,9 @@ def scalar(raw: Any) -> Scalar:
     >>> scalar("1e-3")
     0.001
     """
-    if isinstance(raw, str):
-        return float(raw) if EXPONENT.fullmatch(raw) else raw
+    if isinstance(raw, str) and not EXPONENT.fullmatch(raw):
+        return raw
+    raw = float(raw) if isinstance(raw, str) else raw
     if raw is not None and not isinstance(raw, bool | int | float):
         raise ValueError("a choice is a number, a text, true, false or null")
     if isinstance(raw, float) and not math.isfinite(raw):
@@ -213,6 +214,13 @@ class _Range(_Parameter):
             content.pop("when", None)
         return content
 
+    def _holds(self, value: int | float) -> bool:
+        """Whether a number lies in the range: of others no place in it is computed."""
+        low, high = self.ends()
+        assert isinstance(low, int | float)
+        assert isinstance(high, int | float)
+        return low <= value <= high
+
 
 class Real(_Range):
     """A real number from `low` to `high`, both included; with `step`, only low, low + step, ..."""
@@ -255,7 +263,7 @@ class Real(_Range):
 
     def position(self, value: Scalar) -> int | None:
         size = self.size()
-        if size is None or not isinstance(value, int | float):
+        if size is None or not isinstance(value, int | float) or not self._holds(value):
             return None
         assert self.step is not None
         index = round((value - self.low) / self.step)
@@ -301,7 +309,7 @@ class Integer(_Range):
         return self.low + index * self.step
 
     def position(self, value: Scalar) -> int | None:
-        if not isinstance(value, int | float) or value != int(value):
+        if not isinstance(value, int | float) or not self._holds(value) or value != int(value):
             return None
         index, rest = divmod(int(value) - self.low, self.step)
         return index if rest == 0 and 0 <= index < self.size() else None

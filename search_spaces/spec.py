@@ -344,6 +344,11 @@ class ExperimentSpec(Strict):
         stride = self._rung_stride(config)
         return [*range(stride, steps, stride), steps]
 
+    def first_rung(self, config: TrialConfig) -> int:
+        """Return the first of these steps, without listing them."""
+        assert config.training.steps is not None
+        return min(self._rung_stride(config), config.training.steps)
+
     def rung_count(self, config: TrialConfig) -> int:
         """Return how many rungs a trial has, without listing them."""
         assert config.training.steps is not None

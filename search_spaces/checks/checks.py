@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from eigensweep.search_spaces.checks.fitting import find_misfits, place_of
+from eigensweep.search_spaces.checks.memory import list_extremes
 from eigensweep.search_spaces.checks.places import Places
 from eigensweep.search_spaces.checks.population import find_population_errors
 from eigensweep.search_spaces.checks.race_words import find_racing_errors
@@ -84,7 +85,20 @@ def find_errors(
             for each in found
             if each.path not in told and not lacking.touch(each.path.partition(".")[0])
         ]
+    errors += _check_names(spec, lacking)
     return errors + _check_extremes(spec, lacking, errors)
+
+
+def _check_names(spec: ExperimentSpec, lacking: Places) -> Iterator[SpecError]:
+    """Refuse an arm that nobody could name: EXPERIMENT/7 is a trial."""
+    for index, arm in enumerate(spec.arms_):
+        if spec.arms is not None and arm.label.isdecimal() and not lacking.touch("arms", arm=index):
+            yield SpecError(
+                f"arms.{index}.name",
+                "the name of an arm is no number alone: EXPERIMENT/NUMBER means a trial",
+                expected=f"a name with a letter, such as n{arm.label}",
+                got=arm.label,
+            )
 
 
 def _check_lists(spec: ExperimentSpec) -> Iterator[SpecError]:
@@ -295,7 +309,11 @@ def _find_space(arm: Arm, index: int, lacking: Places) -> Space | None:
 def _check_rungs(spec: ExperimentSpec, point: Point) -> Iterator[SpecError]:
     if spec.scheduler.rung_every is None:
         return  # about ten
-    config = spec.trial(point)
+    configs = [spec.trial(point)]
+    if any(path.startswith("training.") for path in point.params):
+        extremes = list_extremes(spec, ("task", "training"))
+        configs += [config for arm, config in extremes if arm == point.arm]
+    config = max(configs, key=spec.rung_count)
     rungs = spec.rung_count(config)
     if rungs > MOST_RUNGS:
         yield SpecError(

@@ -49,7 +49,7 @@ def describe_extension(old: ExperimentSpec, new: ExperimentSpec) -> str:
     words = list(dict.fromkeys(_compare_arms(old, new, errors)))
     errors += [*_check_budget(old, new), *_check_count(old, new)]
     raise_errors(errors)
-    more = BUDGET | COUNTS | RACE
+    more = (BUDGET if _read_steps(old) is not None else frozenset()) | COUNTS | RACE
     told = (path for path in changes if path in more or path.startswith("limits."))
     return ", ".join(
         [f"{path} from {_name(changes[path][0])} to {_name(changes[path][1])}" for path in told]
@@ -82,6 +82,8 @@ def _check_budget(old: ExperimentSpec, new: ExperimentSpec) -> Iterator[SpecErro
 
 def _read_steps(spec: ExperimentSpec) -> int | None:
     """Return the budget in steps, None where the search varies it."""
+    if all(BUDGET & arm.space.keys() for arm in spec.arms_):
+        return None
     try:
         return spec.training.resolve(spec.task).steps
     except ValueError:

@@ -170,7 +170,7 @@ def find_brackets(spec: ExperimentSpec, example: TrialConfig | None = None) -> B
     if not configs:
         return None
     steps = max(config.training.steps or 1 for config in configs)
-    first = settings.min_steps or min(spec.rung_steps(config)[0] for config in configs)
+    first = settings.min_steps or min(spec.first_rung(config) for config in configs)
     most = settings.brackets if settings.name == "hyperband" else 1
     return Brackets(min(first, steps), steps, settings.reduction_factor, most)
 

@@ -30,7 +30,7 @@ def list_warnings(spec: ExperimentSpec) -> list[str]:
         words += _warn_of_evaluations(configs)
     if compares and configs:
         longest = max(configs, key=lambda config: config.training.steps or 1)
-        words += _warn_of_stopping(spec, longest.training.steps or 1, spec.rung_steps(longest)[0])
+        words += _warn_of_stopping(spec, longest.training.steps or 1, spec.first_rung(longest))
     return words
 
 

@@ -511,8 +511,7 @@ def _make_spec(
         content["published"] = []
         if resources is not None:
             content["resources"] = resources.model_dump(mode="json", exclude_unset=True)
-        if budget == "full":
-            content["scheduler"] = {"rung_every": AT_THE_END} | content.get("scheduler", {})
+        content["scheduler"] = {"rung_every": AT_THE_END} | content.get("scheduler", {})
         return ExperimentSpec.model_validate(content)
     except (PathError, ValidationError) as error:
         raise ValueError(f"reproduction {name}, experiment {label}: {error}") from error

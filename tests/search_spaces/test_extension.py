@@ -148,6 +148,13 @@ def test_a_scheduler_along_the_old_budget_refuses_a_longer_one():
     assert describe_extension(old, more) == "search.trials from 6 to 9"
 
 
+def test_a_budget_that_the_search_gives_gets_no_longer():
+    space = {"training.steps": [10, 20]}
+    old, new = (make(training={"steps": steps}, space=space) for steps in (100, 300))
+    assert not is_longer(old, new)
+    assert describe_extension(old, new) == "", "there is nothing more to do"
+
+
 def test_a_population_is_refused():
     space = {"optimizer.name": ["adam"], "optimizer.lr": {"low": 1e-3, "high": 1e-2}}
     old = make(scheduler={"name": "pbt"}, space=space)

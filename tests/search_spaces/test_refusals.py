@@ -457,6 +457,22 @@ RANGE = {"low": 0.1, "high": 0.9}
             "scheduler.rung_every",
             "100,000,000 rungs",
         ),
+        (
+            {
+                "training": {"steps": 100, "evaluate_every": 1},
+                "scheduler": {"name": "asha", "rung_every": 1},
+                "search": grid(training__steps=[100, 10**8]),
+            },
+            SpecError,
+            "scheduler.rung_every",
+            "100,000,000 rungs",
+        ),
+        (
+            {"model": None, "arms": [{"name": "a", "model": LSTM}, {"name": "64", "model": LSTM}]},
+            SpecError,
+            "arms.1.name",
+            "EXPERIMENT/NUMBER means a trial",
+        ),
     ],
 )
 def test_a_spec_that_would_fail_on_a_worker_is_refused(changes, kind, path, words):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eigensweep.search_spaces.errors import ConditionError
-from eigensweep.search_spaces.parameters import Parameter
+from eigensweep.search_spaces.parameters import Parameter, scalar
 from eigensweep.search_spaces.space import Choice, Integer, Point, Real, Space
 
 
@@ -135,6 +136,11 @@ def test_a_stepped_range_counts_in_decimals():
     assert [tenths.value(i) for i in range(tenths.size())] == [i / 10 for i in range(11)]
     assert tenths.position(0.3) == 3
     assert tenths.position(0.35) is None
+    tiny = Real(low=1e-300, high=5e-300, step=1e-300)
+    assert [tiny.position(value) for value in (2e-300, 1e10, math.inf)] == [1, None, None]
+    assert [Integer(low=1, high=9).position(value) for value in (3.0, math.inf)] == [2, None]
+    with pytest.raises(ValueError, match="a choice is finite"):
+        scalar("1e999")
 
 
 @pytest.mark.parametrize(

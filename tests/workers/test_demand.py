@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from file_ledger import FileLedger
+from helpers.waiting import wait_until
 from ray.autoscaler._private.node_provider_availability_tracker import NodeAvailabilitySummary
 from ray.autoscaler._private.resource_demand_scheduler import (
     _default_utilization_scorer,
@@ -21,6 +22,7 @@ from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver import experiment as driver
 from eigensweep.workers.driver.experiment import LOOK_SECONDS, ExperimentDriver
+from eigensweep.workers.driver.nodes import demand
 from eigensweep.workers.driver.nodes.demand import KEPT_SECONDS, MOST_BUNDLES, Wishes, bundles_of
 
 CPU, GPU = {"CPU": 1.0}, {"CPU": 2.0, "GPU": 1.0}
@@ -69,6 +71,26 @@ class TestWishes:
         wishes.wish("a", [CPU])
         wishes.wish("a", [])
         assert requests == [[CPU, CPU], [CPU], []]
+
+    def test_after_its_death_it_takes_back_what_was_asked_before(self, clock):
+        asked = []
+        Wishes(lambda bundles, labels: asked.append(bundles), clock).wish("a", [CPU] * 9)
+        again = Wishes(lambda bundles, labels: asked.append(bundles), clock)
+        again.wish("a", [])
+        assert asked == [[CPU] * 9, []]
+
+    def test_an_autoscaler_that_is_away_is_asked_again(self, monkeypatch):
+        asked, away = [], [True]
+
+        def request(bundles, labels):
+            asked.append(bundles)
+            if not bundles and away and away.pop():
+                raise RuntimeError("the head hangs")
+
+        monkeypatch.setattr(demand, "KEPT_SECONDS", 0.2)
+        monkeypatch.setattr(demand, "_request", request)
+        demand.DemandActor().wish("a", [CPU])  # and its driver dies
+        wait_until(lambda: asked == [[CPU], [], []])
 
     def test_each_bundle_has_the_labels_of_its_experiment(self, clock):
         requests = []

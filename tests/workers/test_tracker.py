@@ -606,6 +606,29 @@ class TestRace:
         seen = [p for p in runs.points["run-4-None"] if "valid/loss" in p.metrics]
         assert {(p.step, p.timestamp_ms) for p in seen} == {(p.step, p.timestamp_ms) for p in curve}
 
+    def test_an_end_that_no_pass_has_seen_loses_no_seed(self, runs, ended):
+        """The last trial of a round ends and is opened again at once."""
+        again = self.race(ended)
+        self.see(again)
+        self.tracker.see(third := again.ended("completed", self.result(3), None))
+        fourth = third.reopened({**self.NARROW, "replicates": 4}, self.REASON)
+        self.see(fourth)
+        self.see(fourth.ended("completed", self.result(4), None))
+        assert runs.ended["run-4-9"] == runs.ended["run-4-10"] == "FINISHED"
+        assert self.newest(runs)["n"] == 4
+
+    def test_a_result_that_waits_is_not_added_again(self, tmp_path, runs, monkeypatch):
+        """While MLflow is away for a night, each pass tries the same trials."""
+        entry = make_entry(result=Result(value=0.5, outcome="completed", step=20))
+        tracker = make_tracker(tmp_path, ledger=record_trial(tmp_path, entry))
+        tracker._pass()
+        monkeypatch.setattr(runs, "flush", fail_with(AwayError("no route to it")))
+        tracker.see(entry)
+        for _ in range(5):
+            with pytest.raises(AwayError):
+                tracker._pass()
+        assert sum("objective" in point.metrics for point in runs.points["run-4-None"]) == 1
+
     def test_a_divergence_at_an_early_step_is_shown_all_the_same(self, runs, ended):
         wide = self.result(3, step=3, value=5.0)
         self.see(self.race(ended).ended("diverged", wide, None))

@@ -122,6 +122,8 @@ class _Held:
     """The pass in which that was."""
     is_told: bool = False
     """Whether the ledger knows the trial's run."""
+    end_of: TrialEntry | None = None
+    """The ended trial whose result waits to be sent, or was sent."""
 
 
 @dataclass
@@ -402,7 +404,8 @@ class Tracker:
 
     def _trial(self, runs: Runs, parent: str, entry: TrialEntry) -> None:
         held = self._held.get(entry.number)
-        if held is None:
+        if held is None or (entry.added_seeds and len(held.lines) <= entry.config["replicates"]):
+            # Its end and its further seeds may have come between two passes.
             mean = _Mean(self._shared_seeds(entry))
             held = self._held[entry.number] = _Held(self._lines(runs, parent, entry), mean)
         for line in reversed(held.lines):  # the replicates first, as the trial has their mean
@@ -413,7 +416,7 @@ class Tracker:
                 content.tags["eigensweep.attempt"] = str(entry.attempt)
             content.points += self._fresh(held, line, entry)
             fresh = list(content.points)
-            if entry.is_over:
+            if entry.is_over and held.end_of is not entry:
                 added = entry.config["replicates"] - len(self._shared_seeds(entry))
                 _add_end(content, entry, line, runs.start_time(line.run_id), added)
             runs.send(line.run_id, content)
@@ -427,6 +430,7 @@ class Tracker:
                 runs.end(line.run_id, STATUS.get(entry.state, "FINISHED"))
         if entry.is_over:
             self._end_others(runs, entry)
+            held.end_of = entry
         held.attempt = entry.attempt
 
     def _shared_seeds(self, entry: TrialEntry) -> Sequence[int]:

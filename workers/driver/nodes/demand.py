@@ -6,6 +6,7 @@ Ray keeps one request for a whole cluster, and a later one replaces it
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -18,6 +19,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from eigensweep.protocol.shares import NO_LABELS, Share
 from eigensweep.workers.processes.engine_actor import NAMESPACE
+
+logger = logging.getLogger(__name__)
 
 NAME: Final = "demand"
 KEPT_SECONDS: Final = 60.0
@@ -55,7 +58,8 @@ class Wishes:
         """`request` is given bundles, and for each of them its labels."""
         self._request, self._clock = request, clock
         self._wishes: dict[str, tuple[list[Bundle], Labels, float]] = {}
-        self._requested: tuple[list[Bundle], list[Labels]] = [], []
+        self._requested: tuple[list[Bundle], list[Labels]] | None = None
+        """None: it is not known what Ray was asked for last, perhaps by a process before this."""
         self._lock = threading.Lock()
 
     def wish(self, experiment: str, bundles: list[Bundle], labels: Labels = NO_LABELS) -> None:
@@ -87,10 +91,17 @@ class DemandActor(Wishes):
         threading.Thread(target=self._forget, daemon=True).start()
 
     def _forget(self) -> None:
-        """Forget the wishes of dead drivers, for as long as this process lives."""
+        """Forget the wishes of dead drivers, for as long as this process lives.
+
+        It begins once all living drivers have repeated theirs.
+        """
+        time.sleep(KEPT_SECONDS)
         while True:
+            try:
+                self.add_up()
+            except Exception:
+                logger.exception("the cluster's autoscaler cannot be asked now")
             time.sleep(KEPT_SECONDS / 4)
-            self.add_up()
 
 
 def _request(bundles: list[Bundle], labels: list[Labels]) -> None:

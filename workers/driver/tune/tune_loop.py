@@ -101,9 +101,14 @@ class Controller(TuneController):
     def _update_trial_queue(self, blocking: bool = False, timeout: int = 600) -> bool:
         """Ask for the next trial, and wait at most a second for it if there is no other one.
 
-        Tune would wait ten minutes, without a look whether the experiment should stop.
+        Tune would wait ten minutes, without a look whether the experiment should stop, and longer
+        where the clock goes back.
         """
-        return bool(super()._update_trial_queue(blocking, min(timeout, 1)))
+        if super()._update_trial_queue(False):
+            return True
+        if blocking and not self.is_finished():
+            time.sleep(min(timeout, 1))
+        return False
 
     def _maybe_cache_trial_actor(self, trial: Trial) -> bool:
         """Keep a process for the next trial, unless its node or device is unfit or drains.
