@@ -106,7 +106,7 @@ class Controller(TuneController):
         """
         if super()._update_trial_queue(False):
             return True
-        if blocking and not self.is_finished():
+        if blocking and not self.is_finished():  # type: ignore[no-untyped-call]
             time.sleep(min(timeout, 1))
         return False
 
