@@ -33,7 +33,7 @@ LOOKS: Final = 10
 
 LOG_BYTES: Final = 16 * 1024
 LONGEST_WORDS: Final = 300
-ERROR_LINE: Final = re.compile(r"[\w.]*(Error|Exception)\b.*:|ERROR:")
+ERROR_LINE: Final = re.compile(r"[\w.]*(Error|Exception)\b.*:|ERROR: +\[Errno ")
 """The last line of a traceback, or what uvicorn says of a port that is taken."""
 
 

@@ -23,6 +23,7 @@ from eigensweep.reports.book import make_page
 from eigensweep.reports.front import (
     EarlierReport,
     Shown,
+    _p_words,
     machine_words,
     write_claims,
     write_logs,
@@ -42,11 +43,18 @@ from eigensweep.reports.messages import (
     ReportOutcome,
 )
 from eigensweep.reports.page import LARGEST
-from eigensweep.reports.report import ArmCurve, ExperimentCurves, ReadOff, ReportContent
+from eigensweep.reports.report import (
+    ArmCurve,
+    ClaimFound,
+    ExperimentCurves,
+    ReadOff,
+    ReportContent,
+)
 from eigensweep.reports.report import make_report as judge_results
 from eigensweep.reports.results import collect, with_what_has_ended
 from eigensweep.reports.verdicts import (
     ArmNumbers,
+    ArmsCompared,
     ClaimVerdict,
     judge_alike,
     judge_all,
@@ -902,6 +910,21 @@ def test_permuted_pixels_show_accuracies_and_name_the_diverged(tmp_path):
     assert panel.get_ylabel() == "valid/accuracy, fraction"
     assert panel.get_ylim()[1] <= 1
     assert "rnn's seeds that diverged are not drawn: 1." in " ".join(panel.get_xlabel().split())
+
+
+def test_a_p_value_stands_beside_a_verdict_that_it_decides():
+    def words(*pairs: tuple[str, str, float | None]) -> str:
+        compared = tuple(ArmsCompared("a", than, verdict, "", p=p) for than, verdict, p in pairs)
+        verdict = "does not hold" if any(v == "does not hold" for _, v, _ in pairs) else "holds"
+        about = {"says": "", "because": "", "by": "", "counts": True}
+        return _p_words(ClaimFound(verdict=verdict, comparisons=compared, **about))
+
+    assert words(("b", "holds", 0.01), ("c", "holds", 0.03)) == "p = 0.03"
+    lost = ("b", "does not hold", 0.001)
+    assert words(lost, ("c", "not distinguishable", 0.3)) == "p = 0.001 against b"
+    assert words(lost) == "p = 0.001"
+    assert words(("b", "does not hold", 1.0)) == "", "its interval decides"
+    assert words(("b", "not comparable", None)) == ""
 
 
 def test_a_row_that_waits_says_for_what_and_logs_stand_beside(tmp_path):

@@ -88,6 +88,10 @@ class TestIntervalsStayWhereTheMetricCanLie:
         covered = sum(each.low <= 0.9 <= each.high for each in found)
         assert covered / RUNS == pytest.approx(CONFIDENCE, abs=0.02)
 
+    def test_a_mean_that_rounds_to_one_has_an_interval(self):
+        found = summarize([1.0] * 9 + [0.9999999999999999], "fraction")
+        assert (found.mean, found.interval) == (1.0, (1.0, 1.0))
+
     def test_it_holds_the_mean_of_equal_fractions(self):
         for value in (0.059588, 0.1, 1 / 3, 0.999):
             found = summarize([value] * 10, "fraction")
