@@ -121,10 +121,7 @@ class ClusterProcess:
         """
         self._spawn()
         while self._ray_problem is not None:
-            assert self._process is not None
-            assert self._reader is not None
-            if self._process.poll() is not None:
-                self._reader.join()  # what it said last
+            if self._has_ended():
                 self._end()
                 if not self._is_slow or self._spawned >= MOST_STARTS:
                     raise StartError(self._problem)
@@ -134,9 +131,8 @@ class ClusterProcess:
 
     def watch(self) -> None:
         """Start the process, and the drivers' zygote, again if one has ended; call it regularly."""
-        assert self._process is not None
         self.drivers.watch()
-        if self._process.poll() is None:
+        if not self._has_ended():
             self._note_silence()
             return
         if time.monotonic() < self._not_before:
@@ -146,6 +142,19 @@ class ClusterProcess:
         self._not_before = time.monotonic() + self._pause
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
         self._spawn()
+
+    def _has_ended(self) -> bool:
+        """Tell whether the process has ended, or has said its last and hangs; see what that was.
+
+        Leaving a Ray that did not come up in time can wait for it for ever.
+        """
+        assert self._process is not None
+        assert self._reader is not None
+        if self._process.poll() is None and self._reader.is_alive():
+            return False
+        if self._process.poll() is not None:
+            self._reader.join()
+        return True
 
     def _note_silence(self) -> None:
         """Say in the log that Ray does not answer, and that it does; end it if it is for long."""

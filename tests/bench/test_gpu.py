@@ -87,6 +87,7 @@ def notes(tmp_path):
     return notes
 
 
+@pytest.mark.slow
 def test_a_bare_machine_has_what_the_kit_imports_or_gets_it(tmp_path):
     program = (
         "import importlib, pkgutil, bench.gpu\n"
@@ -197,6 +198,7 @@ class TestARun:
         assert (found["parts"], found["failed"]) == ({"first": 1}, {"endless": words})
         assert "lanes had reached, and keeps: first" in capsys.readouterr().out
 
+    @pytest.mark.slow
     def test_what_hangs_is_ended(self, tmp_path):
         notes = Notes(tmp_path / "notes.json", Plan(device="cpu", patience=0.5))
         notes.write()

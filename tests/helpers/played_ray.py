@@ -41,6 +41,8 @@ def main() -> None:
     if slow.exists() and (left := int(slow.read_text())):
         slow.write_text(str(left - 1))
         pipe.send(("slow", "Ray did not start in 30 s: the machine may be busy"))
+        if away.with_name("hangs").exists():
+            time.sleep(600)
         return
     if away.exists():
         pipe.send(("failed", "no Ray answers at 10.0.0.7:6379: it is away"))

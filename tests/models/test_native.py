@@ -79,6 +79,7 @@ class TestCompiling:
         assert second != first
         assert answer_of(second) == 43
 
+    @pytest.mark.slow
     def test_four_processes_at_once_make_one_library_for_all(self, source, tmp_path):
         folder = tmp_path / "new"
         context = multiprocessing.get_context("forkserver")

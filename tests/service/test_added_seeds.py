@@ -170,6 +170,7 @@ def test_added_seeds_go_to_the_arms_of_the_primary_claim(client, reproducer, clu
     assert [len(trial["curves"]) for trial in kept["experiments"][0]["trials"]] == [15, 15, 10, 10]
 
 
+@pytest.mark.slow
 def test_added_seeds_train_only_the_value_that_was_chosen(client, reproducer, cluster):
     posted = post(client, name="henaff/figure-4", most=9)
     ended = follow(client, reproducer, cluster, posted["id"])
@@ -191,6 +192,7 @@ def test_a_seed_that_diverged_is_not_trained_at_each_look(client, reproducer, cl
     assert sorted(cluster.trained) == sorted(set(cluster.trained))
 
 
+@pytest.mark.slow
 def test_with_added_seeds_all_are_cancelled_and_posted_again(client, reproducer, cluster):
     cluster.is_first = lambda seed: seed % 2 == 0
     name = "nnrnn/figure-5a"
@@ -243,6 +245,7 @@ def test_it_ends_undecided_where_the_core_hours_are_spent(client, reproducer, cl
     assert len(cluster.trained) == 2 * 17
 
 
+@pytest.mark.slow
 def test_it_ends_undecided_with_the_most_seeds(client, reproducer, cluster):
     cluster.is_first = lambda seed: seed % 2 == 0
     ended = follow(client, reproducer, cluster, post(client, most=13)["id"])
@@ -251,7 +254,7 @@ def test_it_ends_undecided_with_the_most_seeds(client, reproducer, cluster):
 
 
 @pytest.mark.parametrize("at", ["training", "making a report", "recording its end"])
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 def test_a_killed_service_goes_on_with_its_seeds(
     client, reproducer, cluster, settings, record, dispatcher, monkeypatch, at
 ):

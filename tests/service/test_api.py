@@ -193,6 +193,7 @@ class TestPost:
         assert preview["side_by_side"]["warnings"] == [words]
         assert client.post("/v1/experiments", json=spec(resources={"gpus": 1})).status_code == 201
 
+    @pytest.mark.slow  # test_presets.py checks each
     def test_every_preset_can_be_posted_as_it_is_served(self, client):
         for name in preset_names():
             body = client.get(f"/v1/presets/{name}").json()["spec"]

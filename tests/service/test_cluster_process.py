@@ -202,6 +202,25 @@ def test_a_ray_that_is_slow_to_start_is_started_again(cluster, away, caplog):
     assert caplog.text.count(words) == 2
 
 
+def test_a_process_that_hangs_at_its_end_holds_nothing_up(cluster, away):
+    """It leaves a Ray that has not come up, and that can wait for ever."""
+    away.with_name("hangs").touch()
+    away.with_name("slow").write_text("1")
+    cluster.start()
+    assert (cluster.problem, cluster.starts) == (None, 1)
+    away.with_name("slow").write_text("2")
+    assert cluster._process is not None
+    cluster._process.kill()
+    wait_until(lambda: cluster.problem is not None)
+
+    def is_back() -> bool:
+        cluster.watch()
+        return cluster.problem is None
+
+    wait_until(is_back, lambda: cluster.problem, pause=0.01)
+    assert cluster.starts == 2
+
+
 def test_a_ray_that_never_starts_is_given_up_in_words(cluster, away):
     away.with_name("slow").write_text("99")
     with pytest.raises(StartError, match="Ray did not start in 30 s"):

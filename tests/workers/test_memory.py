@@ -26,6 +26,7 @@ print(faults() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the allocator is that of Linux")
 def test_the_memory_of_a_step_is_there_for_the_next_one():
     run = subprocess.run(

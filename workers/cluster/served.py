@@ -89,7 +89,7 @@ def main() -> None:
     except ClusterError as error:
         kind = "slow" if isinstance(error, SlowStartError) else "failed"
         pipe.send((kind, str(error)))
-        return
+        os._exit(1)  # leaving Ray in order would wait for it
     served = Served(cluster, pipe)
     served.look()
     served.tell("ready", cluster.place)
