@@ -94,7 +94,7 @@ class Connection:
     _options: Mapping[str, Any]
     """How a client of this address is made."""
     _process: int | None = None
-    """The process whose the connection is; None: any process's."""
+    """Id of the process that opened the connection; None: every process may use it."""
     _end: str = ""
     """Why nothing may be sent to this address: its service has ended."""
 
@@ -201,7 +201,7 @@ class Connection:
         if self._end:
             raise ServiceAwayError(self._end)
         if self._process not in (None, os.getpid()):
-            self._connect()  # after a fork: answers to the parent's requests come on its connection
+            self._connect()  # after a fork: on the old one come the answers to the parent
         request = self._http.build_request(method, path, **options)
         try:
             response = self._http.send(request, stream=stream)

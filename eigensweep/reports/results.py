@@ -104,7 +104,7 @@ def with_what_has_ended(order: ReportOrder, data_root: Path | None) -> ReportOrd
     experiments = []
     for experiment in order.experiments:
         ended = (
-            each if each.is_ended else _end_with_its_seeds(each, store, data_root)
+            each if each.is_ended else _keep_ended_seeds(each, store, data_root)
             for each in experiment.trials
         )
         trials = tuple(each for each in ended if each is not None)
@@ -268,7 +268,7 @@ def _keep_trial(
     )
 
 
-def _end_with_its_seeds(
+def _keep_ended_seeds(
     trial: MeasuredTrial, store: Store, data_root: Path | None
 ) -> MeasuredTrial | None:
     """Return a trial as if it had only its first seeds that have ended; None if it has none."""

@@ -42,8 +42,8 @@ SUITES: Final = Shelf(
 )
 
 AT_THE_END: Final = 1_000_000_000
-"""Steps between rungs, beyond any budget: a trial reports at its end alone, so that one seed is
-trained to its end before the next begins, and another machine can take up what has ended."""
+"""Steps between rungs, more than any budget has. So a trial reports only at its end, and each of
+its seeds is trained to its end before the next begins: another machine can take up those."""
 
 Label = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_]*$", max_length=40)]
 """What a suite calls one of its experiments or analyses."""
@@ -511,7 +511,7 @@ def _make_spec(
         content["published"] = []
         if resources is not None:
             content["resources"] = resources.model_dump(mode="json", exclude_unset=True)
-        content["scheduler"] = {"rung_every": AT_THE_END} | content.get("scheduler", {})
+        content.setdefault("scheduler", {"rung_every": AT_THE_END})
         return ExperimentSpec.model_validate(content)
     except (PathError, ValidationError) as error:
         raise ValueError(f"reproduction {name}, experiment {label}: {error}") from error

@@ -43,11 +43,11 @@ def listen(host: str, port: int, may_move: bool) -> socket.socket:
 
 
 def claim_port(host: str, port: int, may_move: bool) -> tuple[int, socket.socket | None]:
-    """Return a port that is free now and that no other service has claimed; see `listen`.
+    """Return a port that is free and that no other service has claimed, and our claim of it.
 
-    The claim holds until what comes with it is closed: whoever is to listen there begins only in a
-    while. It is an abstract Unix socket, which the kernel keeps as it keeps ports; None where
-    there are none.
+    A program that is to listen there needs some seconds to begin, and until then the port looks
+    free to others. The claim is an abstract Unix socket, and ends when it is closed. None: this
+    system has no such sockets.
     """
     last = min(port + MOST_TRIED, 65535) if may_move else port
     while True:

@@ -144,9 +144,9 @@ class ClusterProcess:
         self._spawn()
 
     def _has_ended(self) -> bool:
-        """Tell whether the process has ended, or has said its last and hangs; see what that was.
+        """Tell whether the process has ended, or has told its end and hangs.
 
-        Leaving a Ray that did not come up in time can wait for it for ever.
+        To leave a Ray that did not come up in time can take for ever.
         """
         assert self._process is not None
         assert self._reader is not None

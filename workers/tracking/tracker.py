@@ -405,7 +405,7 @@ class Tracker:
     def _trial(self, runs: Runs, parent: str, entry: TrialEntry) -> None:
         held = self._held.get(entry.number)
         if held is None or (entry.added_seeds and len(held.lines) <= entry.config["replicates"]):
-            # Its end and its further seeds may have come between two passes.
+            # It ended and was opened again with more seeds between two passes.
             mean = _Mean(self._shared_seeds(entry))
             held = self._held[entry.number] = _Held(self._lines(runs, parent, entry), mean)
         for line in reversed(held.lines):  # the replicates first, as the trial has their mean
