@@ -209,10 +209,7 @@ class Settings(BaseSettings):
     What is found there is not trained again when a reproduction is asked for. None: no results.
     """
     database_url: str | None = None
-    """SQLAlchemy URL of the record. A file of SQLite without a whole path lies in the home folder.
-
-    None: SQLite in the home folder.
-    """
+    """SQLAlchemy URL of the record, `sqlite:///NAME` in the home; None: SQLite in the home folder."""
     mlflow_uri: str | None = None
     """Address of a running MLflow server; None: the service starts one."""
     mlflow_pages: str | None = None
