@@ -209,7 +209,7 @@ class Settings(BaseSettings):
     What is found there is not trained again when a reproduction is asked for. None: no results.
     """
     database_url: str | None = None
-    """SQLAlchemy URL of the record; `sqlite:///NAME`: below home; None: SQLite in the home folder."""
+    """SQLAlchemy URL of the record, relative to the home; None: SQLite in the home folder."""
     mlflow_uri: str | None = None
     """Address of a running MLflow server; None: the service starts one."""
     mlflow_pages: str | None = None
