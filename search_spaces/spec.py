@@ -189,9 +189,13 @@ class ExperimentSpec(Strict):
                     f"there are {', '.join(labels)}"
                 )
         if not self.name:
-            words = f"{', '.join(labels)} on {self.task.name}"
-            object.__setattr__(self, "name", words[:MOST_NAME])
+            object.__setattr__(self, "name", self.default_name())
         return self
+
+    def default_name(self) -> str:
+        """Return the name of an experiment that was given none: its arms and its task."""
+        labels = ", ".join(arm.label for arm in self.arms_)
+        return f"{labels} on {self.task.name}"[:MOST_NAME]
 
     @classmethod
     def from_stored(cls, content: Mapping[str, Any]) -> Self:

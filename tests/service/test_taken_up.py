@@ -232,6 +232,17 @@ class TestExtend:
         again = grid.ledger.load()[1]
         assert (again.state, again.config["training"]["steps"]) == ("waiting", 300)
 
+    def test_one_without_a_name_keeps_its_own_with_further_arms(self, client, record, spec):
+        both = [{"model": {"name": name, "hidden_size": 8}} for name in ("gru", "lstm")]
+        content = {key: value for key, value in spec(arms=both[:1]).items() if key != "model"}
+        content.pop("name", None)
+        content.pop("search", None)
+        made = Played(record, content)
+        made.ledger.end("completed")
+        answer = self.post(client, made.id, {**content, "arms": both})
+        assert answer.status_code == 202, answer.text
+        assert answer.json()["name"] == answer.json()["spec"]["name"] == "gru on copying"
+
     def test_a_longer_budget_of_a_changed_model_is_refused(
         self, client, spec, grid, monkeypatch, tmp_path
     ):

@@ -79,6 +79,8 @@ class Reopening(Control):
         before = self.row(id)
         was_done(before, "extend")
         old = ExperimentSpec.from_stored(before.spec)
+        if spec.name == spec.default_name():  # further arms would make it another name
+            spec = spec.model_copy(update={"name": old.name})
         more = describe_extension(old, spec)
         if not more and before.state == "completed":
             raise ConflictError(
