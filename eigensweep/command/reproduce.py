@@ -202,23 +202,27 @@ def keep_finished(settings: Settings, folder: Path, note: str | None) -> list[Pa
     from eigensweep.service.record.record import Record
     from eigensweep.service.record.requests.analyses import Analyses
     from eigensweep.service.record.requests.reproductions import Reproductions
+    from eigensweep.store.checkpoints import Store
 
-    record = Record(settings.database)
+    record, store = Record(settings.database), Store(settings.storage_folder)
     jobs = Jobs(settings.database)
     kept = Reproductions(jobs, settings.home / "reproductions", record, settings.corpora)
     analyses = Analyses(jobs, settings.home / "analyses")
     reproducer = ReproductionHandler(settings.storage_folder, kept, record, analyses)
+    keep_ended = partial(with_what_has_ended, store=store, data_root=settings.corpora)
     written = []
     for found in kept.list():
         is_whole = found.state == "finished" or kept.has_trained(found)
         try:
-            order = reproducer.make_order(found)
+            look = None if is_whole else keep_ended
+            order = reproducer.make_order(found, look)
         except (LookupError, ValueError) as error:
             typer.echo(f"{found.name} ({found.budget}) is left out: {error}", err=True)
             continue
-        results = collect(order if is_whole else with_what_has_ended(order, settings.corpora))
+        results = collect(order)
         about: dict[str, object] = {"note": note}
-        if (place := kept.folder / found.id / JSON).is_file():
+        place = kept.folder / found.id / JSON
+        if found.state == "finished" and place.is_file():
             report = json.loads(place.read_bytes())
             about |= {name: report[name] for name in ("versions", "revision", "processor")}
             about |= {"made_at": datetime.fromisoformat(report["made_at"])}

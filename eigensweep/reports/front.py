@@ -238,17 +238,18 @@ def _own_words(found: ClaimFound) -> str:
 
 def _p_words(found: ClaimFound) -> str:
     """Return the p-value that decides: all comparisons must hold, and one that does not decides."""
-    known = [(pair.p, pair.than) for pair in found.comparisons if pair.p is not None]
-    against = [
+    deciding = [
         (pair.p, pair.than)
         for pair in found.comparisons
-        if pair.verdict == "does not hold" and pair.p is not None
+        if pair.p is not None and pair.verdict == found.verdict and not pair.stuck
     ]
-    if not known or (against and min(against)[0] > SIGNIFICANCE):  # an interval decided
+    if not deciding or found.verdict in ("equivalent", "not comparable"):
         return ""
-    p, than = min(against) if against else max(known)
-    beside = f" against {than}" if against and len(found.comparisons) > 1 else ""
-    return f"p = {show(p)}{beside}"
+    if found.verdict != "does not hold":
+        return f"p = {show(max(deciding)[0])}"
+    p, than = min(deciding)
+    beside = f" against {than}" if len(found.comparisons) > 1 else ""
+    return "" if p > SIGNIFICANCE else f"p = {show(p)}{beside}"  # else an interval decided
 
 
 def _share_words(suite: Suite, claim: Claim, each: Shown) -> str:

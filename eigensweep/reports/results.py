@@ -8,9 +8,10 @@ steps of evaluations, and of constraints their extremes. Numbers have six digits
 from __future__ import annotations
 
 import json
+import logging
 import platform
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -40,7 +41,9 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.store.checkpoints import Store, trial_key
 from eigensweep.store.commits.curves import CurvePoint
-from eigensweep.store.places.durable_files import DamagedError, storage_error
+from eigensweep.store.places.durable_files import DamagedError, StorageError, storage_error
+
+logger = logging.getLogger(__name__)
 
 MOST_EVALUATIONS: Final = 1000
 """Most points of a curve; of a longer one, evenly spread ones are kept."""
@@ -91,25 +94,20 @@ def collect(order: ReportOrder) -> Results:
     )
 
 
-def with_what_has_ended(order: ReportOrder, data_root: Path | None) -> ReportOrder:
+def with_what_has_ended(
+    experiment: MeasuredExperiment, store: Store, data_root: Path | None
+) -> MeasuredExperiment:
     """Return the same with only what is final: trials that have ended, and seeds of the others.
 
-    Of a trial that goes on, its first seeds count that have ended: they are a trial with fewer
-    seeds, whose results another machine takes over. `data_root` has the corpora.
+    Of a trial that has not, whether it goes on, waits or failed, its first seeds count that have
+    ended: they are a trial with fewer seeds, whose results another machine takes over. `data_root`
+    has the corpora.
 
     Raises:
         StorageError: if the store cannot be read.
     """
-    store = Store(order.storage)
-    experiments = []
-    for experiment in order.experiments:
-        ended = (
-            each if each.is_ended else _keep_ended_seeds(each, store, data_root)
-            for each in experiment.trials
-        )
-        trials = tuple(each for each in ended if each is not None)
-        experiments.append(experiment.model_copy(update={"trials": trials}))
-    return order.model_copy(update={"experiments": experiments})
+    ended = (_keep_ended_seeds(each, store, data_root) for each in experiment.trials)
+    return experiment.model_copy(update={"trials": tuple(filter(None, ended))})
 
 
 def write_results(results: Results) -> bytes:
@@ -272,36 +270,50 @@ def _keep_ended_seeds(
     trial: MeasuredTrial, store: Store, data_root: Path | None
 ) -> MeasuredTrial | None:
     """Return a trial as if it had only its first seeds that have ended; None if it has none."""
-    from eigensweep.tasks.corpus import CorpusMissingError
-    from eigensweep.training.training import Training
-
-    if trial.config is None:
-        return None
-    config, ended = TrialConfig.from_dict(dict(trial.config)), list[ReplicateResult]()
-    for seed in config.seeds:
-        try:
-            snapshot = store.newest(f"{trial.place}/{seed}")
-            if snapshot is None or snapshot.state.get("outcome") is None:
-                break
-            training = Training(config, seed, data_root=data_root)
-        except (CorpusMissingError, DamagedError):
-            break
-        if training.lacks_weights(snapshot.state):
-            break
-        training.load_state_dict(snapshot.state)
-        if not training.is_finished:  # that was the end of a smaller budget
-            break
-        ended.append(training.result())
+    if trial.is_ended or trial.config is None:
+        return trial if trial.is_ended else None
+    ended = list[ReplicateResult]()
+    try:
+        for result in _find_ends(trial, store, data_root):
+            ended.append(result)
+    except DamagedError:
+        pass  # the next attempt trains that seed again
+    except StorageError:
+        raise
+    except (LookupError, RuntimeError, ValueError) as error:
+        # its corpus is not here, or another version of the code trained it
+        logger.warning("cannot read seed %d of %s: %s", len(ended), trial.place, error)
     if not ended:
         return None
-    result = summarise(ended)
+    whole = summarise(ended)
     return trial.model_copy(
         update={
-            "state": "diverged" if result.outcome == "diverged" else "completed",
+            "state": "diverged" if whole.outcome == "diverged" else "completed",
             "config": trial.config | {"replicates": len(ended)},
-            "result": result.to_dict(),
+            "result": whole.to_dict(),
+            "error": None,
         }
     )
+
+
+def _find_ends(
+    trial: MeasuredTrial, store: Store, data_root: Path | None
+) -> Iterator[ReplicateResult]:
+    """Yield the results of a trial's seeds, up to the first that has not ended."""
+    from eigensweep.training.training import Training
+
+    config = TrialConfig.from_dict(dict(trial.config or {}))
+    for seed in config.seeds:
+        snapshot = store.newest(f"{trial.place}/{seed}")
+        if snapshot is None or snapshot.state.get("outcome") is None:
+            return
+        training = Training(config, seed, data_root=data_root)
+        if training.lacks_weights(snapshot.state):
+            return
+        training.load_state_dict(snapshot.state)
+        if not training.is_finished:  # that was the end of a smaller budget
+            return
+        yield training.result()
 
 
 def _thin(points: Sequence[CurvePoint], wanted: dict[str, set[int]]) -> list[Block]:

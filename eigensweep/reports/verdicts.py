@@ -210,7 +210,9 @@ def judge_alike(
     for other, against in others.items():
         early = _decide_early(name, side, other, against, logarithms=True)
         if early is not None:
-            pairs.append(replace(early, verdict=_open(early.verdict)))
+            never_shown = early.verdict != "not comparable"
+            opened: Verdict = "not distinguishable" if never_shown else early.verdict
+            pairs.append(replace(early, verdict=opened, stuck=never_shown))
             continue
         a, b = ({seed: log(v) for seed, v in each.values.items()} for each in (side, against))
         found = compare_paired(a, b)
@@ -232,12 +234,12 @@ def judge_alike(
                 other,
                 "not distinguishable" if stuck else verdict,
                 words,
-                found.n,
-                found.mean,
-                found.low,
-                found.high,
-                None if found.mean is None else exp(found.mean),
-                p,
+                n=found.n,
+                difference=found.mean,
+                low=found.low,
+                high=found.high,
+                ratio=None if found.mean is None else exp(found.mean),
+                p=p,
                 stuck=stuck,
             )
         )
@@ -421,11 +423,6 @@ def _judge_first_steps(
     words += f"; so in {inside} of {say_count(n, 'seed')}, p = {show(p)}"
     verdict: Verdict = "holds" if inside > n / 2 else "does not hold"
     return Judgement(verdict if p <= SIGNIFICANCE else "not distinguishable", words)
-
-
-def _open(verdict: Verdict) -> Verdict:
-    """Return the verdict on likeness where no test is needed: it is never shown then."""
-    return "not comparable" if verdict == "not comparable" else "not distinguishable"
 
 
 def _describe(

@@ -317,6 +317,7 @@ class Replicate:
             self._remember(_inherit(training, snapshot.points, takeover.step))
         self.taken_step = -1 if snapshot is None else snapshot.step
         """Step of the last commit that was taken, -1 if there is none."""
+        self._took_end = training.is_finished
         newest = store.progress(key).step
         if self.damage is None and is_whole and self.taken_step < newest:
             behind = f"its checkpoint of step {self.taken_step}" if snapshot else "its start"
@@ -370,8 +371,9 @@ class Replicate:
 
     @property
     def has_news(self) -> bool:
-        """Whether steps were trained that no commit was taken of."""
-        return self.training.step > self.taken_step
+        """Whether no commit was taken of the newest step, or of the end: a step may fail."""
+        training = self.training
+        return training.step > self.taken_step or (training.is_finished and not self._took_end)
 
     def is_due(self, sharing: int = 1) -> bool:
         """Tell whether it is time for a commit, where `sharing` trainings commit in turn.
@@ -414,7 +416,8 @@ class Replicate:
         spectra, points = training.drain_spectra(), self._show(training.drain())
         taken = Commit(training.step, training.state_dict(), points, spectra)
         self._remember(points)
-        self.taken_step, self._committed_at = training.step, self._clock()
+        self.taken_step, self._took_end = training.step, training.is_finished
+        self._committed_at = self._clock()
         self._cost = self._committed_at - began
         return taken
 

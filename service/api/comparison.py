@@ -265,6 +265,7 @@ def _find_search(record: Queries, name: str, metric: str | None) -> tuning.Searc
     experiment = record.row(id)
     task = dict(experiment.spec["task"])
     measured, baseline = find_metric(experiment, task, metric)
+    on_test = _find_baseline_on_test(task, measured, baseline)
     tries: list[tuning.Try] = []
     reason = "it is one trial, not a search"
     if not is_number(part):
@@ -278,6 +279,6 @@ def _find_search(record: Queries, name: str, metric: str | None) -> tuning.Searc
         measured,
         Metric.made_of(experiment, name=experiment.metric),
         task,
-        baseline,
+        on_test,
         reason,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -44,6 +45,8 @@ from eigensweep.store.checkpoints import Store
 logger = logging.getLogger(__name__)
 
 MOST_TRIALS: Final = 5000
+
+Look = Callable[[messages.MeasuredExperiment], messages.MeasuredExperiment]
 
 
 @dataclass
@@ -144,15 +147,22 @@ class ReproductionHandler(ReadingHandler):
         ended = self.reproductions.finish(found, outcome)
         logger.info("reproduction %s id=%s name=%s", ended.state, ended.id, ended.name)
 
-    def make_order(self, found: ReproductionRecord) -> messages.ReportOrder:
-        """Return the input of a report: the posted experiments, and the analyses."""
+    def make_order(
+        self, found: ReproductionRecord, look: Look | None = None
+    ) -> messages.ReportOrder:
+        """Return the input of a report: the posted experiments, and the analyses.
+
+        `look` returns what counts of an experiment; None: all of it.
+        """
         labels = load_suite(found.name).experiments.keys() & found.experiments.keys()
         return messages.ReportOrder(
             id=found.id,
             name=found.name,
             budget=found.budget,
             experiments=[
-                self._measure_all(found, label) for label in found.experiments if label in labels
+                self._measure_all(found, label, look or (lambda measured: measured))
+                for label in found.experiments
+                if label in labels
             ],
             analyses=[self._describe(found, each) for each in found.analyses or ()],
             until=found.until,
@@ -160,13 +170,15 @@ class ReproductionHandler(ReadingHandler):
             mlflow_uri=self.mlflow.uri if self.mlflow else None,
         )
 
-    def _measure_all(self, found: ReproductionRecord, label: str) -> messages.MeasuredExperiment:
+    def _measure_all(
+        self, found: ReproductionRecord, label: str, look: Look
+    ) -> messages.MeasuredExperiment:
         """Return an experiment at its end, with all seeds that were added to its trials."""
-        measured = self._measure(found, label, found.experiments[label])
+        measured = look(self._measure(found, label, found.experiments[label]))
         whole = found.first.get(label, found.experiments[label])
         if whole == found.experiments[label]:
             return measured
-        return join_trials(self._measure(found, label, whole), measured)
+        return join_trials(look(self._measure(found, label, whole)), measured)
 
     def _find_spec(self, found: ReproductionRecord, label: str, posted: Posted) -> ExperimentSpec:
         """Return the spec of an experiment as it was posted, or would have been."""

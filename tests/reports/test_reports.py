@@ -17,6 +17,7 @@ from helpers import orders
 from scipy.special import bdtrc
 
 from eigensweep.analyses.messages import OUTCOME
+from eigensweep.models import MODELS
 from eigensweep.reports import __main__ as process
 from eigensweep.reports import pictures
 from eigensweep.reports.book import make_page
@@ -29,7 +30,7 @@ from eigensweep.reports.front import (
     write_logs,
 )
 from eigensweep.reports.markdown import write_report
-from eigensweep.reports.measurements import ArmsMeasured, find_number, first_step
+from eigensweep.reports.measurements import ArmsMeasured, find_number, first_step, join_trials
 from eigensweep.reports.messages import (
     FILES,
     HTML,
@@ -246,6 +247,9 @@ class TestAlike:
         rest = ArmNumbers({0: 1.0, 1: 1.01, 2: 0.99, 3: 1.0}, frozenset(range(4, 10)))
         found = judge_alike("a", rest, {"b": b}, 0.1)
         assert (found.verdict, found.stuck) == ("not distinguishable", True)
+        none = ArmNumbers({}, frozenset(range(10)))
+        found = judge_alike("a", none, {"b": b}, 0.1)
+        assert (found.verdict, found.stuck) == ("not distinguishable", True), "nor is their lack"
         better = ArmNumbers({0: 0.9, 1: 0.901, 2: 0.899, 3: 0.9}, frozenset(range(4, 10)))
         found = judge_order("a", better, {"b": b}, alike_within=0.2)
         assert (found.verdict, found.stuck) == ("not distinguishable", True)
@@ -913,9 +917,12 @@ def test_permuted_pixels_show_accuracies_and_name_the_diverged(tmp_path):
 
 
 def test_a_p_value_stands_beside_a_verdict_that_it_decides():
-    def words(*pairs: tuple[str, str, float | None]) -> str:
-        compared = tuple(ArmsCompared("a", than, verdict, "", p=p) for than, verdict, p in pairs)
-        verdict = "does not hold" if any(v == "does not hold" for _, v, _ in pairs) else "holds"
+    def words(*pairs: tuple[str, str, float | None], verdict: str = "", stuck: bool = False) -> str:
+        compared = tuple(
+            ArmsCompared("a", than, each, "", p=p, stuck=stuck) for than, each, p in pairs
+        )
+        lost = any(each == "does not hold" for _, each, _ in pairs)
+        verdict = verdict or ("does not hold" if lost else "holds")
         about = {"says": "", "because": "", "by": "", "counts": True}
         return _p_words(ClaimFound(verdict=verdict, comparisons=compared, **about))
 
@@ -925,6 +932,10 @@ def test_a_p_value_stands_beside_a_verdict_that_it_decides():
     assert words(lost) == "p = 0.001"
     assert words(("b", "does not hold", 1.0)) == "", "its interval decides"
     assert words(("b", "not comparable", None)) == ""
+    assert words(("b", "holds", 1e-9), verdict="not comparable") == ""
+    undecided = ("b", "not distinguishable", 0.2)
+    assert words(undecided, ("c", "holds", 0.5), verdict=undecided[1]) == "p = 0.2"
+    assert words(undecided, verdict=undecided[1], stuck=True) == "", "a divergence decides"
 
 
 def test_a_row_that_waits_says_for_what_and_logs_stand_beside(tmp_path):
@@ -959,7 +970,7 @@ def test_what_else_ran_is_one_sentence_however_it_was_written(tmp_path):
     assert line.endswith("What else ran there: nothing else.")
 
 
-def test_seeds_that_have_ended_are_kept_of_a_trial_that_goes_on(tmp_path):
+def test_seeds_that_have_ended_are_kept_of_a_trial_that_goes_on(tmp_path, monkeypatch, caplog):
     """A machine that is there for hours only leaves what it has trained of a trial of days."""
     spec = make_specs("enrnn/figure-2", "full")["main"]
     task = {"name": "copying", "delay": 3, "batch_size": 2, "valid_size": 2, "test_size": 2}
@@ -989,11 +1000,9 @@ def test_seeds_that_have_ended_are_kept_of_a_trial_that_goes_on(tmp_path):
         for number in (0, 1)
     ]
     made = make_experiment(tmp_path, "main", spec, {}, trials=tuple(trials))
-    about = make_order("enrnn/figure-2", tmp_path, budget="full", experiments=[made])
 
     def see():
-        (found,) = with_what_has_ended(about, None).experiments
-        return found.trials
+        return with_what_has_ended(made, Store(tmp_path), None).trials
 
     assert see() == (), "none has ended"
     for replicate in attempt.replicates[:2]:
@@ -1008,5 +1017,14 @@ def test_seeds_that_have_ended_are_kept_of_a_trial_that_goes_on(tmp_path):
         replace(each, **timeless) for each in ended
     ]
     assert all(each.test for each in ended)
-    (written,) = collect(with_what_has_ended(about, None)).experiments[0].trials
+    ended = with_what_has_ended(made, Store(tmp_path), None)
+    about = make_order("enrnn/figure-2", tmp_path, budget="full", experiments=[ended])
+    (written,) = collect(about).experiments[0].trials
     assert list(written.curves) == [0, 1]
+    fewer = {"state": "completed", "result": summarise([found[0]]).to_dict()}
+    first = made.model_copy(update={"trials": (trials[0].model_copy(update=fewer),)})
+    (joined,) = join_trials(first, ended).trials
+    assert joined.config["replicates"] == 2, "those of an experiment with more seeds count, too"
+    monkeypatch.setattr(MODELS["lstm"], "result_version", 99)
+    assert see() == (), "what other code trained is no part of it"
+    assert "this training is of" in caplog.text

@@ -17,6 +17,7 @@ from eigensweep.results.trial_result import ReplicateResult, Result
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.tables import TrialRow
+from eigensweep.tasks import TASKS
 from eigensweep.tasks.copying import CopyingConfig
 
 GOOD, CLOSE, BAD = [0.10, 0.11, 0.13, 0.12], [0.11, 0.10, 0.13, 0.13], [0.30, 0.33, 0.31, 0.32]
@@ -178,7 +179,8 @@ def search(client, record, spec):
         ledger = RecordLedger(record.url, id, record.claim(id).generation)
         for number, (arm, outcome, value) in enumerate(trials):
             ledger.open(number, arm, {}, {"task": body["task"]}, f"hash{number}")
-            test = {} if value is None or outcome == "pruned" else {"cross_entropy": 2 * value}
+            has_none = value is None or outcome == "pruned"
+            test = {} if has_none else {"cross_entropy": 2 * value, "mse": 2 * value}
             result = Result(value=value, test=test, seconds=3600.0)
             ledger.finish(number, ledger.begin(number), outcome, result)
         spend(record, id, 3600.0)
@@ -244,6 +246,15 @@ def test_diverged_and_pruned_trials_count_and_failed_do_not(search, measure):
         "1 of them diverged, with the worst value, 1 of them pruned, chosen last" in side["words"]
     )
     assert side["words"].endswith("; 2 more failed, were cancelled or are not over")
+
+
+def test_what_diverged_has_remembered_nothing_of_the_test_data(search, measure):
+    task = {"name": "adding", "length": 50, "valid_size": 100, "test_size": 100}
+    small = [("lstm", "completed", 0.001), ("lstm", "completed", 0.002)]
+    id = search([*small, ("lstm", "diverged", None), ("gru", "completed", 0.001)], task=task)
+    side, _ = measure(f"{id}/lstm", f"{id}/gru")["sides"]
+    baseline = TASKS["adding"].Config.model_validate(task).baselines_on("test")["mse"]
+    assert side["points"][0]["mean"] == pytest.approx((0.002 + 0.004 + baseline) / 3)
 
 
 def test_a_cheap_model_may_have_more_trials_in_the_same_hours(search, measure, record):

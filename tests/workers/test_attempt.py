@@ -36,11 +36,12 @@ from eigensweep.results.trial_result import Source
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.store import spectrum_files
-from eigensweep.store.checkpoints import Store
+from eigensweep.store.checkpoints import Store, replicate_key
 from eigensweep.store.commits.head import StaleAttemptError
 from eigensweep.store.marks import pause_mark
 from eigensweep.store.upkeep.thinning import thin_out
 from eigensweep.training.attempt import Attempt, cancel_mark
+from eigensweep.training.training import Training
 from eigensweep.training.weights import NoWeightsError, read_weights
 
 
@@ -274,6 +275,21 @@ class TestRungs:
         values = [r.metrics["objective"] for r in reports]
         assert values == sorted(values, reverse=True)
         assert reports[-1].result.value == values[-1]
+
+    def test_an_end_by_a_failed_step_is_committed_too(self, tmp_path, monkeypatch):
+        see_update = Training.see_update
+
+        def fail(training, loss, *norms):
+            lost = training.step == 20
+            return see_update(training, loss * float("nan") if lost else loss, *norms)
+
+        monkeypatch.setattr(Training, "see_update", fail)
+        fields = {"training": {"steps": 40, "evaluate_every": 10}, "scheduler": {"rung_every": 20}}
+        run = replace(order(tmp_path, **fields), rungs=(20, 40))
+        last = to_the_end(Attempt(run, "cpu"))[-1]
+        assert (last.outcome, last.step) == ("diverged", 20)
+        snapshot = Store(tmp_path).newest(replicate_key(run.experiment, run.number, 0))
+        assert (snapshot.step, snapshot.state["outcome"]) == (20, "diverged")
 
     @pytest.mark.parametrize("replicates", [1, 2])
     def test_another_attempt_goes_on_where_the_first_was_killed(self, tmp_path, replicates):

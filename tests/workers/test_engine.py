@@ -23,6 +23,7 @@ from eigensweep.store.places.durable_files import StoreAwayError, disk_failure, 
 from eigensweep.tasks import TASKS
 from eigensweep.training import attempt
 from eigensweep.training.attempt import Attempt
+from eigensweep.training.devices import DeviceError
 from eigensweep.training.lanes.engine import faults
 from eigensweep.training.lanes.engine.engine import Engine
 from eigensweep.training.lanes.engine.register import EngineError
@@ -500,6 +501,24 @@ class TestErrors:
         assert not any(bench.engine.turn() for _ in range(3)), "nobody is in a lane"
         assert [group.free for group in bench.groups] == [4]
 
+    def test_memory_that_is_short_as_a_seed_makes_way_is_its_trials(self, tmp_path, monkeypatch):
+        bench = Bench(tmp_path / "engine", lanes=2)
+        leave, short = Lockstep.leave, [True]
+
+        def run_short(group, training):
+            leave(group, training)
+            if short and not training.is_finished:
+                short.pop()
+                raise torch.OutOfMemoryError("CUDA out of memory")
+
+        monkeypatch.setattr(Lockstep, "leave", run_short)
+        with pytest.raises(EngineError, match="the memory of cpu ran out"):
+            bench.to_the_end(bench.order(0, replicates=3))
+        assert not short
+        assert not bench.engine.is_broken
+        told = bench.to_the_end(bench.order(1, replicates=3))
+        assert told[0][-1].outcome == "completed"
+
     def test_one_that_cannot_begin_takes_no_other_along(self, bench, monkeypatch):
         mine, other = bench.order(0, training=LONG), bench.order(1, training=LONG)
         bench.engine.ask(mine, 0)
@@ -548,8 +567,9 @@ class TestErrors:
         bench.fails = fill
         words = "other processes hold 70.0 of its 80.0 GB"
         monkeypatch.setattr(faults, "find_crowding", lambda device, share: words)
-        with pytest.raises(EngineError, match=f"the memory of cpu ran out: {words}"):
+        with pytest.raises(DeviceError, match=words):
             bench.to_the_end(bench.order(0))
+        assert not bench.engine.is_broken
 
     def test_the_trial_that_breaks_a_group_is_found(self, bench, tmp_path):
         def fail(group):

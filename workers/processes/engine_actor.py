@@ -202,7 +202,7 @@ class EngineActor:
             if report is None and self._stalled is not None:
                 return Report(order.reported, lost=self._stalled, lost_by="engine")
             return report
-        except CorpusMissingError as error:
+        except (CorpusMissingError, DeviceError) as error:
             words = f"node {platform.node()}: {error}"
             return Report(order.reported, lost=words, lost_by="node")
         except EngineError as error:

@@ -8,15 +8,13 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TypeVarTuple
 
-import torch
-
 from eigensweep.common import logs
 from eigensweep.protocol.ledger import StaleWriteError
 from eigensweep.protocol.messages import Order, Report
 from eigensweep.store.places.durable_files import disk_failure
 from eigensweep.tasks.corpus import CorpusMissingError
 from eigensweep.training.attempt import Attempt
-from eigensweep.training.devices import find_crowding
+from eigensweep.training.devices import DeviceError, find_crowding
 from eigensweep.training.errors import is_of_the_device, is_out_of_memory, let_go
 from eigensweep.training.lanes.engine.groups import Groups
 from eigensweep.training.lanes.engine.members import (
@@ -77,7 +75,7 @@ class Faults:
             with suppress(Exception):  # what failed may fail once more
                 self._groups.end(trial)
             trial.held.clear()
-            if isinstance(error, StaleWriteError | CorpusMissingError):
+            if isinstance(error, StaleWriteError | CorpusMissingError | DeviceError):
                 trial.error = error
             elif is_out_of_memory(error) and not isinstance(error, TooLargeError):
                 let_go(error)
@@ -157,7 +155,7 @@ class Faults:
                     trial.probe = None
                     if probe.is_explained:
                         for lane in trial.lanes:
-                            self._groups.take_off(lane)
+                            self.guard(trial, self._groups.take_off, lane)
 
     def _blame(self, group: ScheduledGroup, error: LaneError) -> None:
         lane = next(each for each in group.occupied if each.replicate.training is error.training)
@@ -192,7 +190,7 @@ class Faults:
                 f"the memory of {self._device} does not hold one lane of this size"
             )
             words.__cause__ = error
-            self.settle(trial, torch.OutOfMemoryError(crowding) if crowding else words)
+            self.settle(trial, DeviceError(crowding) if crowding else words)
 
     def _suspect(self, group: ScheduledGroup, error: Exception) -> None:
         """Let each trial of a group train alone for a while, to see which of them fails."""

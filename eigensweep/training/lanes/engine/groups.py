@@ -121,12 +121,10 @@ class Groups:
         lane.group = group
         group.occupied.append(lane)
 
-    def make_way(self, group: ScheduledGroup, lane: MemberLane) -> None:
-        """Take off a replicate of the same trial that is past the rung this one must come to."""
-        for other in group.occupied:
-            if other.trial is lane.trial and not other.is_needed:
-                self.take_off(other)
-                return
+    def find_way(self, group: ScheduledGroup, lane: MemberLane) -> MemberLane | None:
+        """Return a lane of the same trial that is past the rung to which this one must come."""
+        of_trial = (other for other in group.occupied if other.trial is lane.trial)
+        return next((other for other in of_trial if not other.is_needed), None)
 
     def take_off(self, lane: MemberLane) -> None:
         """Take a replicate off its lane, with its tensors; without a lane it stays as it is."""

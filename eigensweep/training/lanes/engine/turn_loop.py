@@ -93,8 +93,10 @@ class TurnLoop:
             if group is None:
                 continue
             if not group.trainer.free and lane.is_needed:
-                self._groups.make_way(group, lane)
-            if group.trainer.free:
+                other = self._groups.find_way(group, lane)
+                if other is not None:
+                    self._faults.guard(lane.trial, self._groups.take_off, other)
+            if group.trainer.free and not lane.trial.is_over:
                 try:
                     self._groups.take_on(group, lane)
                 except Exception as error:
