@@ -154,7 +154,8 @@ class Client(Connection):
         experiment, _, number = name.rpartition("/")
         if experiment and number.isdecimal():
             id = self.find_id(experiment)
-            if IS_ID.fullmatch(id):  # else an experiment's name has a slash
+            # A name may have a slash. Where there is no such experiment, the answer names `id`.
+            if IS_ID.fullmatch(id) or not IS_ID.fullmatch(self.find_id(name)):
                 return self.experiment(id), int(number)
         return self.experiment(name), None
 

@@ -8,7 +8,13 @@ from math import inf
 from typing import Any, ClassVar, Self
 from urllib.parse import quote
 
-from eigensweep.client.connection import Connection, ServiceAwayError, outlast_restart
+from eigensweep.client.connection import (
+    UNAVAILABLE,
+    Connection,
+    RefusedError,
+    ServiceAwayError,
+    outlast_restart,
+)
 from eigensweep.client.spec_file import InputError
 
 
@@ -85,13 +91,14 @@ class Remote:
             yield outlast_restart(self.refresh, max(0.0, deadline - time.monotonic()))
             if self.is_over:
                 return
-            time.sleep(pause)
+            time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
 
     def wait(self, timeout: float | None = None, pause: float = 1.0) -> Self:
         """Return once it is over; `state` says how it ended. See `poll`.
 
         Raises:
-            TimeoutError: if that takes longer than `timeout` seconds.
+            TimeoutError: if that takes longer than `timeout` seconds; half a minute later where
+                the service takes a request and does not answer.
         """
         return self._wait(timeout, pause, lambda: None)
 
@@ -104,8 +111,9 @@ class Remote:
                 see()
                 if time.monotonic() > deadline and not self.is_over:
                     raise TimeoutError(f"{about} is {self.state} after {timeout:g} s")
-        except ServiceAwayError as error:
-            if time.monotonic() < deadline:
+        except (ServiceAwayError, RefusedError) as error:
+            is_refused = isinstance(error, RefusedError) and error.status not in UNAVAILABLE
+            if is_refused or time.monotonic() < deadline:
                 raise
             words = f"{about} was {self.state} when last heard of; after {timeout:g} s: {error}"
             raise TimeoutError(words) from error

@@ -149,7 +149,7 @@ class Call:
             if error.filename is None:  # not a file of `--out`
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
-                self.fail(f"standard output: {error.strerror}", "Nothing can be written", FAILURE)
+                self.fail(f"nothing can be written: {error.strerror}", "No space left", FAILURE)
             self.fail(f"{error.filename}: {error.strerror}", "A file cannot be written")
 
     def _end(self, words: str, problem: Mapping[str, object], code: int) -> NoReturn:

@@ -56,7 +56,7 @@ def open_accounts(command: str) -> Client:
     """
     settings = Settings()
     with private_umask():
-        if settings.database_url is None:
+        if str(settings.home) in settings.database:  # a file in the home
             make_private(settings.home)
         _bring_up_to_date(settings.database)
     return LocalClient(create_accounts_app(settings, command))
@@ -81,8 +81,8 @@ def _bring_up_to_date(url: str) -> None:
                 return
             if time.monotonic() > deadline:
                 raise StartError(
-                    f"a service works with this record, whose schema is {schema} and not {newest}: "
-                    "end it first, or call the command of its version"
+                    f"a service works with this record, whose schema is {schema or 'none'} and not "
+                    f"{newest}: end it first, or call the command of its version"
                 )
             time.sleep(0.2)
     finally:

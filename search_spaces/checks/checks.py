@@ -310,7 +310,7 @@ def _check_rungs(spec: ExperimentSpec, point: Point) -> Iterator[SpecError]:
     if spec.scheduler.rung_every is None:
         return  # about ten
     configs = [spec.trial(point)]
-    if any(path.startswith("training.") for path in point.params):
+    if any(path.startswith(("task.", "training.")) for path in point.params):
         extremes = list_extremes(spec, ("task", "training"))
         configs += [config for arm, config in extremes if arm == point.arm]
     config = max(configs, key=spec.rung_count)

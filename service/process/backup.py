@@ -188,8 +188,8 @@ def _find_record(settings: Settings) -> _SqliteRecord | _PostgresqlRecord:
         record = _PostgresqlRecord(settings.database)
         record.check()
         return record
-    path = Path(url.database or "")
-    if url.get_backend_name() != "sqlite" or not path.is_file():
+    path = database.file_of(settings.database)
+    if path is None or not path.is_file():
         raise BackupError(
             f"the record at {url.render_as_string(hide_password=True)} cannot be saved: only "
             "PostgreSQL and files of SQLite can"

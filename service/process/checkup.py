@@ -269,10 +269,9 @@ def check_database(context: Context) -> Iterator[Finding]:
     from eigensweep.service.record.sql import database
 
     url = context.settings.database
-    parsed = make_url(url)
-    place = parsed.render_as_string(hide_password=True)
-    is_file = parsed.get_backend_name() == "sqlite"
-    if is_file and not Path(parsed.database or "").exists():
+    place = make_url(url).render_as_string(hide_password=True)
+    file = database.file_of(url)
+    if file is not None and not file.exists():
         yield ok("database", f"{place} is made at the first start")
         return
     try:
@@ -425,7 +424,8 @@ def check_outer_parts(context: Context) -> Iterator[Finding]:
     """Yield whether MLflow and Ray answer, where they belong to somebody else."""
     settings = context.settings
     if settings.mlflow_uri is not None:
-        problem = Mlflow(settings.mlflow_uri, settings.mlflow_uri).find_problem()
+        secret = settings.mlflow_token.get_secret_value() if settings.mlflow_token else None
+        problem = Mlflow(settings.mlflow_uri, settings.mlflow_uri, secret).find_problem()
         if problem is not None:
             told = f"{settings.mlflow_uri}: {problem}"
             yield Finding("problem", "mlflow", told, ADVICE["mlflow"])

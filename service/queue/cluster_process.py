@@ -150,11 +150,10 @@ class ClusterProcess:
         """
         assert self._process is not None
         assert self._reader is not None
-        if self._process.poll() is None and self._reader.is_alive():
-            return False
-        if self._process.poll() is not None:
+        is_gone = self._process.poll() is not None
+        if is_gone:
             self._reader.join()
-        return True
+        return is_gone or not self._reader.is_alive()
 
     def _note_silence(self) -> None:
         """Say in the log that Ray does not answer, and that it does; end it if it is for long."""

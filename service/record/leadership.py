@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
 from filelock import FileLock, Timeout
 from sqlalchemy import Connection, NullPool, create_engine, make_url, select, text, update
@@ -94,8 +93,7 @@ class FileOfLock:
     """The kernel's lock of a file beside a SQLite database."""
 
     def __init__(self, url: str) -> None:
-        place = make_url(url).database or ""
-        path = Path(urlsplit(place).path if place.startswith("file:") else place).resolve()
+        path = (database.file_of(url) or Path()).resolve()
         self._lock = FileLock(
             path.with_name(f"{path.name}.leader"),
             mode=0o600,
@@ -153,6 +151,8 @@ class Leadership(database.AtDatabase):
         super().__init__(url)
         self.term: int | None = None
         """The term in which this service leads; None: it does not."""
+        self.absence = 0.0, 0.0
+        """When no service led before this term: from when until when, in seconds since 1970."""
         self.problem: str | None = None
         """Why it may have lost the lead; None: it has not, or it waits."""
         self._clock = clock
@@ -179,19 +179,22 @@ class Leadership(database.AtDatabase):
             SQLAlchemyError: if the database does not answer.
         """
         now = time.time()
-        term = self._raise_term(about, now)
+        term, left_at = self._raise_term(about, now)
+        self.absence = left_at, now
         self._row, self._heard_at = (term, about, now, now), self._clock()
         self.term = term
         threading.Thread(target=self._keep_on, name="leadership", daemon=True).start()
 
     @database.transaction
-    def _raise_term(self, rows: RowSession, about: LeaderJson, now: float) -> int:
+    def _raise_term(self, rows: RowSession, about: LeaderJson, now: float) -> tuple[int, float]:
+        """Return the new term, and the last heartbeat of the leader before."""
         row = rows.get(Leader, THE_ROW, lock=True)
         if row is None:
-            row = Leader(id=THE_ROW, term=0)
+            row = Leader(id=THE_ROW, term=0, heartbeat_at=now)
             rows.add(row)
+        left_at = row.heartbeat_at
         row.term, row.about, row.since, row.heartbeat_at = row.term + 1, about, now, now
-        return row.term
+        return row.term, left_at
 
     def keep(self) -> None:
         """Look once whether this service still leads, and let the others know."""

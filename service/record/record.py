@@ -22,6 +22,7 @@ from eigensweep.service.record.changes.reopening import Reopening
 from eigensweep.service.record.changes.retention import Retention
 from eigensweep.service.record.errors import IdempotencyKeyReusedError, NotLeadingError
 from eigensweep.service.record.journal import emit, end_experiment, move_experiment, record_notices
+from eigensweep.service.record.journal.usage import leave_out
 from eigensweep.service.record.leadership import Leadership
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.group_commit import GroupCommit
@@ -170,6 +171,8 @@ class Record(Reopening, Retention):
         is_left = experiment.state in ENDED and not experiment.tracked
         if experiment.state not in DRIVEN | {"queued"} and not is_left:
             return None  # paused, delivered, or being deleted
+        if self.leadership is not None and experiment.state in DRIVEN:
+            leave_out(rows, experiment, *self.leadership.absence)
         now = time.time()
         experiment.generation += 1
         experiment.wants = None

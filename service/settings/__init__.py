@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import ipaddress
+import os
 import re
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -135,20 +136,27 @@ class Mlflow:
     def _ask(self) -> str | None:
         import httpx2
 
-        # With our secret, what MLflow itself answers: another program may have taken its port.
-        path = "/health" if self.token is None else f"{API}?max_results=1"
-        headers = {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
-        client = httpx2.Client(headers=headers, timeout=PATIENCE_SECONDS, trust_env=False)
+        # What drivers ask, and with what they ask: /health would answer whatever the secret is.
+        headers, user = {}, os.environ.get("MLFLOW_TRACKING_USERNAME")
+        auth = None if user is None else (user, os.environ.get("MLFLOW_TRACKING_PASSWORD", ""))
+        if self.token is not None:
+            headers, auth = {"Authorization": f"Bearer {self.token}"}, None
+        client = httpx2.Client(
+            headers=headers, auth=auth, timeout=PATIENCE_SECONDS, trust_env=False
+        )
+        url = f"{self.uri.rstrip('/')}{API}?max_results=1"
         try:
-            with client, client.stream("GET", f"{self.uri.rstrip('/')}{path}") as answer:
+            with client, client.stream("GET", url) as answer:
                 if answer.status_code == 401:
-                    return "it answers 401: it is the server of another secret"
+                    lacks = "it wants one: set EIGENSWEEP_MLFLOW_TOKEN"
+                    has = "it is the server of another secret"
+                    return f"it answers 401: {lacks if self.token is None else has}"
                 return None if answer.is_success else f"it answers {answer.status_code}"
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             return "; ".join(filter(None, (f"no answer ({error})", self.explain_end())))
 
 
-RELATIVE: Final = re.compile(r"(sqlite(?:\+\w+)?:///(?:file:)?)(?!/|:memory:|\?|$)")
+RELATIVE: Final = re.compile(r"(sqlite(?:\+\w+)?:///(?:file:)?+)(?!/|:memory:|\?|$)")
 """How a URL of SQLite begins whose file has no whole path."""
 
 

@@ -468,6 +468,17 @@ RANGE = {"low": 0.1, "high": 0.9}
             "100,000,000 rungs",
         ),
         (
+            {
+                "task": {"name": "copying", "delay": 5, "batch_size": 100, "train_size": 1000},
+                "training": {"epochs": 10, "evaluate_every": 1},
+                "scheduler": {"name": "asha", "rung_every": 1},
+                "search": grid(task__train_size=[1000, 10**6]),
+            },
+            SpecError,
+            "scheduler.rung_every",
+            "100,000 rungs",
+        ),
+        (
             {"model": None, "arms": [{"name": "a", "model": LSTM}, {"name": "64", "model": LSTM}]},
             SpecError,
             "arms.1.name",

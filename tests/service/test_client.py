@@ -200,6 +200,15 @@ def test_a_timeout_bounds_the_wait_for_a_service_that_is_away(stub: Stub, client
         experiment.wait(timeout=0.2)
 
 
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_a_proxy_without_its_service_is_waited_for_no_longer(stub, client, status):
+    running = as_json(200, {"id": ID, "state": "running"})
+    stub.answers[f"/v1/experiments/{ID}"] = [running, as_json(status, {})]
+    experiment = client.experiment(ID)
+    with pytest.raises(TimeoutError, match=f"{ID} was running when last heard of; after 0.2 s"):
+        experiment.wait(timeout=0.2, pause=60)
+
+
 def ask_in_a_child(client: Client, path: str, answers: Connection) -> None:
     answers.send(client.get(path)["id"])
 

@@ -21,6 +21,7 @@ from eigensweep.service.queue.jobs import Handler, JobRunner, NotDoneError
 from eigensweep.service.record.errors import NotLeadingError
 from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.leadership import HEARTBEAT_SECONDS, SILENT_SECONDS, Leadership
+from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.tables import JobKind, JobRow
@@ -235,6 +236,40 @@ class TestTwoServices:
         row = new.row(id)
         assert (row.state, row.generation, row.deaths) == ("starting", 2, 0)
         assert len(launcher.launched) == 1
+
+    @pytest.mark.parametrize("heard_after", [False, True])
+    def test_a_night_without_a_service_is_no_work(self, lead, each_url, spec, heard_after):
+        record, night = Record(each_url), 8 * 3600.0
+        record.leadership = lead("one")
+        limits = {"wall_seconds": 3600}
+        id = record.add(ExperimentSpec.model_validate(spec(limits=limits)))[0].id
+        ledger = RecordLedger(each_url, id, record.claim(id).generation)
+        ledger.open(0, "scornn", {}, {"training": {"steps": 100}}, "h")
+        ledger.begin(0)
+        for table, times in {
+            "experiments": ("started_at", "claimed_at"),
+            "attempts": ("started_at",),
+            "leaders": ("heartbeat_at",),
+        }.items():
+            earlier = ", ".join(f"{each} = {each} - {night + 60}" for each in times)
+            statement = text(f"UPDATE {table} SET {earlier}")
+            database.write(each_url, lambda rows, do=statement: rows.execute(do))
+        later = text("UPDATE leaders SET heartbeat_at = heartbeat_at + 60")
+        database.write(each_url, lambda rows: rows.execute(later))
+        record.leadership.stop()
+        record.leadership = lead("two")
+        if heard_after:  # its driver was no service's child, and reported
+            ledger.report(0, 1, 10, {}, None)
+        again = RecordLedger(each_url, id, record.claim(id).generation)
+        work = night + 60 if heard_after else 60
+        assert again.resume_state().spent_seconds == pytest.approx(work, abs=20)
+        again.interrupt(0, 1, "its driver was lost")
+        again.begin(0)
+        assert record.row(id).trial_seconds == pytest.approx(work, abs=20)
+        reasons = text("SELECT reason FROM attempts ORDER BY attempt")
+        first, _ = database.look(each_url, lambda rows: rows.execute(reasons).scalars().all())
+        words = "its driver was lost" if heard_after else "its driver ended with the service"
+        assert first == words
 
     @pytest.mark.parametrize("error", [None, NotDoneError("away"), KeyError("a bug")])
     def test_one_that_lost_the_lead_writes_no_end_of_a_job(self, lead, each_url, error):

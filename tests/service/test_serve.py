@@ -125,6 +125,8 @@ def test_two_services_that_start_at_once_have_a_port_each():
         ("sqlite:///record.db", "sqlite:////h/record.db"),
         ("sqlite:///a/record.db?mode=ro", "sqlite:////h/a/record.db?mode=ro"),
         ("sqlite+pysqlite:///file:r.db?uri=true", "sqlite+pysqlite:///file:/h/r.db?uri=true"),
+        ("sqlite:///file:/var/r.db?uri=true", "sqlite:///file:/var/r.db?uri=true"),
+        ("sqlite:///file::memory:?uri=true", "sqlite:///file::memory:?uri=true"),
         ("sqlite:////var/record.db", "sqlite:////var/record.db"),
         ("sqlite://", "sqlite://"),
         ("sqlite:///:memory:", "sqlite:///:memory:"),

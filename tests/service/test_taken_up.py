@@ -232,6 +232,30 @@ class TestExtend:
         again = grid.ledger.load()[1]
         assert (again.state, again.config["training"]["steps"]) == ("waiting", 300)
 
+    def test_a_longer_budget_opens_no_trial_of_an_arm_that_varies_it(self, client, record, spec):
+        arm = {"model": {"name": "gru", "hidden_size": 8}}
+        own = {"name": "own", "space": {"training.steps": [50, 100]}}
+        content = {key: value for key, value in spec().items() if key not in ("model", "search")}
+        content |= {"arms": [arm | own, arm | {"name": "base"}], "search": {"method": "grid"}}
+        parsed, made = ExperimentSpec.model_validate(content), Played(record, content)
+        for number, point in enumerate(parsed.space()):
+            config = parsed.trial(point)
+            stored = config.model_dump(mode="json")
+            made.ledger.open(number, point.arm, point.params, stored, config.content_hash())
+            result = Result(value=0.5, step=config.training.steps)
+            made.ledger.finish(number, made.ledger.begin(number), "completed", result)
+        made.ledger.end("completed")
+        longer = content | {"training": {"steps": 300, "evaluate_every": 10}}
+        assert self.post(client, made.id, longer).status_code == 202
+        found = {
+            (each.arm, each.config["training"]["steps"]): each.state for each in made.ledger.load()
+        }
+        assert found == {
+            ("own", 50): "completed",
+            ("own", 100): "completed",
+            ("base", 300): "waiting",
+        }
+
     def test_one_without_a_name_keeps_its_own_with_further_arms(self, client, record, spec):
         both = [{"model": {"name": name, "hidden_size": 8}} for name in ("gru", "lstm")]
         content = {key: value for key, value in spec(arms=both[:1]).items() if key != "model"}

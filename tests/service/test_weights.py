@@ -251,7 +251,7 @@ def test_the_command_writes_a_file(experiment, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "found"), [("a/b", "a/b"), ("a/b/0", "1m7xnz0qe2nqc"), ("0", "0")]
+    ("given", "found"), [("a/b", "a/b"), ("a/b/0", "1m7xnz0qe2nqc"), ("0", "0"), ("c/0", "c")]
 )
 def test_the_command_takes_a_name_with_a_slash(experiment, monkeypatch, tmp_path, given, found):
     asked = list[str]()

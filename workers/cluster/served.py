@@ -86,8 +86,10 @@ def main() -> None:
     pipe = Connection(int(sys.argv[1]))
     try:
         cluster = RayCluster.start(**settings)
-    except ClusterError as error:
+    except Exception as error:
         kind = "slow" if isinstance(error, SlowStartError) else "failed"
+        if not isinstance(error, ClusterError):
+            logger.exception("Ray could not be started or joined")
         pipe.send((kind, str(error)))
         os._exit(1)  # leaving Ray in order would wait for it
     served = Served(cluster, pipe)

@@ -149,9 +149,12 @@ def _extend(
     extend_row(experiment, spec)
     for part, trial in walk(rows, further, before.id):
         reason = RESUMED if trial.state == "cancelled" else LENGTHENED
+        config = json.loads(configs[trial.number])
         if reason == LENGTHENED:
+            if budget_of(config) <= trial.steps:
+                continue  # the search varies the budget of its arm
             _check_checkpoints(experiment)
-        reopen_trial(part, experiment, trial, json.loads(configs[trial.number]), reason)
+        reopen_trial(part, experiment, trial, config, reason)
     experiment.closed = False
     reopen_experiment(rows, experiment, why)
 

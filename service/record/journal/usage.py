@@ -10,14 +10,19 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from sqlalchemy import Row, func, select
+from sqlalchemy import Row, bindparam, func, select
 
 from eigensweep.protocol.messages import SpecJson
 from eigensweep.search_spaces.lanes import count_members
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.rows import RowSession
 from eigensweep.service.record.sql.tables import AttemptRow, ExperimentRow, TrialRow
+
+_RUNNING: Final = select(AttemptRow.__table__).where(
+    AttemptRow.experiment_id == bindparam("id"), AttemptRow.ended_at.is_(None)
+)
 
 
 @dataclass(frozen=True)
@@ -46,9 +51,31 @@ def devices_of(spec: SpecJson, lanes: int | None = None) -> Devices:
     return Devices(float(cpus) / members, float(gpus) / members)
 
 
-def count_use(rows: RowSession, trial: TrialRow, attempt: AttemptRow) -> None:
-    """Add the time since this attempt was counted last to its trial and its experiment."""
-    now = time.time()
+def leave_out(rows: RowSession, experiment: ExperimentRow, began: float, ended: float) -> None:
+    """Count no time in which no service ran, for an experiment whose driver is dead.
+
+    A driver that was heard after that time had outlived its service: then nothing is left out.
+    """
+    attempts = rows.get_all(AttemptRow, _RUNNING, {"id": experiment.id})
+    heard = (each.counted_at or each.started_at for each in attempts)
+    last = max(began, experiment.claimed_at or 0.0, *heard)
+    if last >= ended:
+        return
+    experiment.idle_seconds += ended - last
+    for attempt in attempts:
+        trial = rows.get_one(TrialRow, (experiment.id, attempt.number))
+        count_use(rows, trial, attempt, last)
+        attempt.ended_at, attempt.reason = last, "its driver ended with the service"
+
+
+def count_use(
+    rows: RowSession, trial: TrialRow, attempt: AttemptRow, until: float | None = None
+) -> None:
+    """Add the time since this attempt was counted last to its trial and its experiment.
+
+    It is counted `until` then, in seconds since 1970; None: until now.
+    """
+    now = time.time() if until is None else until
     seconds = max(0.0, now - (attempt.counted_at or attempt.started_at))
     attempt.counted_at = now
     experiment = rows.get_one(ExperimentRow, trial.experiment_id)

@@ -12,7 +12,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import lru_cache, wraps
+from pathlib import Path
 from typing import Concatenate, Final, Literal, ParamSpec, Protocol, TypeVar
+from urllib.parse import urlsplit
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import (
@@ -117,6 +119,19 @@ def name_driver(url: str) -> str:
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername="postgresql+psycopg")
     return parsed.render_as_string(hide_password=False)
+
+
+def file_of(url: str) -> Path | None:
+    """Return the file of a database of SQLite; None of any other, or of one in memory.
+
+    >>> file_of("sqlite:///file:/home/r.db?uri=true"), file_of("sqlite:////home/r.db")
+    (PosixPath('/home/r.db'), PosixPath('/home/r.db'))
+    """
+    found = make_url(url)
+    if found.get_backend_name() != "sqlite" or not found.database:
+        return None
+    path = urlsplit(found.database).path if found.database.startswith("file:") else found.database
+    return None if path == ":memory:" else Path(path)
 
 
 @lru_cache(maxsize=64)
