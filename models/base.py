@@ -82,6 +82,8 @@ class ModelConfig(PlainNumbers):
     """Other fields in which the networks of a stack may differ, too: those that only set initial
     values, buffers, or options of a parameter group."""
 
+    required: ClassVar[tuple[str, ...]] = ("free_parameters",)
+    """What each model's config defines."""
     saved_values: ClassVar[int] = 8
     """Numbers of each hidden unit that a training step keeps of each time step, for previews."""
 

@@ -119,6 +119,9 @@ class TaskConfig(PlainNumbers):
     name: str
     batch_size: int = Field(32, ge=1, le=65_536, description="Sequences in a training batch, B")
 
+    required: ClassVar[tuple[str, ...]] = ("shapes", "metrics", "sequence_length")
+    """What each task's config defines."""
+
     def check(self) -> None:
         """Raise ValueError if fields contradict one another, with what is allowed."""
         if self.batch_size * self.sequence_length > MAX_POSITIONS:
@@ -195,22 +198,23 @@ class TaskConfig(PlainNumbers):
         """Optimizer steps in one epoch: one pass over the training data.
 
         Raises:
-            ValueError: if the task has no epochs, or none that the config alone tells.
+            ValueError: if the task has no epochs, or none that the config alone tells. Default.
         """
-        raise NotImplementedError
+        raise ValueError(f"{self.name} has no epochs; give 'training.steps'")
 
     @property
     def default_evaluate_every(self) -> int:
-        """Optimizer steps between evaluations, if the experiment does not set them."""
-        raise NotImplementedError
+        """Optimizer steps between evaluations where none are set. Default: 100."""
+        return 100
 
     @property
     def baselines(self) -> dict[str, float]:
         """The memoryless baseline of each metric for which it follows from the config alone.
 
         It is the score on the validation data, as far as that differs from any other data's.
+        Default: of none.
         """
-        raise NotImplementedError
+        return {}
 
     def baselines_on(self, split: Split) -> dict[str, float]:
         """Return the same for the data of a split. Default: `baselines`, for both."""

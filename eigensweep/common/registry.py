@@ -160,6 +160,10 @@ class Registry(MutableMapping[str, type[Base]], Generic[Base]):
         config = getattr(cls, "Config", None)
         if not (isinstance(config, type) and issubclass(config, self.config)):
             raise TypeError(f"{_path(cls)}.Config must be a subclass of {_path(self.config)}")
+        required: tuple[str, ...] = getattr(self.config, "required", ())
+        lacking = [each for each in required if getattr(config, each) is getattr(self.config, each)]
+        if lacking:
+            raise TypeError(f"{_path(config)} does not define {', '.join(lacking)}")
         declared: Any = config.model_fields["name"].annotation
         if declared != Literal[name]:
             raise TypeError(

@@ -22,7 +22,7 @@ from eigensweep.results.statistics import (
     judge_alike,
     summarize,
 )
-from eigensweep.search_spaces.labels import format_share
+from eigensweep.search_spaces.labels import format_share, say_count
 from eigensweep.search_spaces.planning import find_seeds
 
 Split = Literal["valid", "test"]
@@ -53,6 +53,8 @@ class Subject:
     experiment: str
     trial: int
     state: str
+    steps: int
+    """Optimizer steps of its budget."""
     metric: NamedMetric
     baselines: Mapping[Split, float | None]
     """What a memoryless model scores on the metric, on each part of the data."""
@@ -255,6 +257,8 @@ def _say(
     by = f"{a.metric.name} differs by {found.mean:.4g} {a.metric.unit}".rstrip()
     if found.effect is not None:
         by += f", {format_share(found.effect)} of the baseline"
+    if a.steps != b.steps:
+        by += f" after {a.steps:,} and {say_count(b.steps, 'step')} of training"
     seeds = f"seed {found.seeds[0]}" if found.n == 1 else f"seeds {_list_seeds(found.seeds)}"
     if found.low is None:
         return f"{words}, because {found.reason}: {by} ({seeds})"

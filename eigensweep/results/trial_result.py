@@ -96,8 +96,10 @@ class ReplicateResult(Measures):
     seed: int
     origin: str | None = None
     """Where it was trained, in words, if it was taken up from a file of results; else None."""
+    divergence: str | None = None
+    """What was not finite, or too high, and at which step; None if it did not diverge."""
 
-    RARE = Measures.RARE | {"origin"}
+    RARE = Measures.RARE | {"origin", "divergence"}
 
     def to_dict(self) -> dict[str, object]:
         """Return plain data without what is the same for, or summed up over, all replicates."""

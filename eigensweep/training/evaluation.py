@@ -72,11 +72,37 @@ def add_scores(
     run = model.prepare()
     for piece in pieces:
         state = _carry(model, piece.begins, piece.batch.starts, state)
-        logits, state = run(piece.batch.x, state)
+        answer = run(piece.batch.x, state)
+        check_answer(model, piece.batch.x, answer)
+        logits, state = answer
         for name, (total, count) in task.scores(logits, piece.batch).items():
             sums[name] = sums.get(name, 0.0) + total.double()
             counts[name] = counts.get(name, 0) + count
     return Tally(sums, counts, state)
+
+
+def check_answer(model: Model, x: Tensor, answer: object) -> None:
+    """Check what `Model.forward` has returned for inputs x.
+
+    A model of one's own may return something else, which losses and scores might not notice.
+
+    Raises:
+        TypeError, ValueError: if it is not logits and a state; it says what was expected.
+    """
+    name, p = type(model).__name__, model.shapes.output_size
+    if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], Tensor)):
+        raise TypeError(
+            f"{name}.forward must return (logits, state); it returned a {type(answer).__name__}"
+            + (f" of {len(answer)}" if isinstance(answer, tuple) else "")
+        )
+    (steps, rows), given = x.shape[:2], tuple(answer[0].shape)
+    read_last = model.shapes.readout == "last"
+    wanted = (rows, p) if read_last else (steps, rows, p)
+    if given != wanted:
+        raise ValueError(
+            f"{name}.forward returned logits of shape {given}; expected {wanted}: "
+            + ("(B, p), of the last step" if read_last else "(τ, B, p), time first")
+        )
 
 
 def find_beginning(starts: Tensor | None) -> Beginning:

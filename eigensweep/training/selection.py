@@ -10,6 +10,7 @@ from torch import Tensor
 
 from eigensweep.common.direction import best, is_better
 from eigensweep.results.trial_result import End, Metrics
+from eigensweep.search_spaces.labels import say_count
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.store.commits.kept_files import StateDict
 from eigensweep.tasks.base import Metric
@@ -47,6 +48,8 @@ class Selection:
         self._stale = 0
         self._high = 0
         self._first_loss = 0.0
+        self.divergence: str | None = None
+        """What was not finite, or too high, once that ends the training."""
 
     @property
     def best(self) -> Best | None:
@@ -56,7 +59,8 @@ class Selection:
     def begin(self, scores: Metrics) -> End | None:
         """Take in the untrained model's scores; return `diverged` if its loss is not finite."""
         self._first_loss = scores[self.loss]
-        return None if isfinite(self._first_loss) else "diverged"
+        self._judge(0, self._first_loss, is_too_high=False)
+        return None if self.divergence is None else "diverged"
 
     def see(
         self, step: int, scores: Metrics, weights: Callable[[], Weights], scheduled: bool
@@ -71,7 +75,8 @@ class Selection:
                 self._scheduled, self._stale = best, 0
         elif scheduled:
             self._stale += 1
-        if not isfinite(loss) or (scheduled and self._is_too_high(loss)):
+        self._judge(step, loss, is_too_high=scheduled and self._is_too_high(loss))
+        if self.divergence is not None:
             return "diverged"
         return "completed" if self.is_out_of_patience else None
 
@@ -106,6 +111,17 @@ class Selection:
 
     def _is_better(self, value: float, than: float) -> bool:
         return is_better(value, than, self.metric.better)
+
+    def _judge(self, step: int, loss: float, *, is_too_high: bool) -> None:
+        """Note why the training has diverged, if it has."""
+        about = f"step {step}: the validation {self.loss} was {loss:g}"
+        if not isfinite(loss):
+            self.divergence = about
+        elif is_too_high:
+            self.divergence = (
+                f"{about}, and so {say_count(self._high, 'evaluation')} in a row above "
+                f"{self._rule.factor:g} times what it was before training, or the baseline"
+            )
 
     def _is_too_high(self, loss: float) -> bool:
         """Whether the loss has been above its limit often enough. Source: `DivergenceConfig`."""

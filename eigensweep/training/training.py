@@ -22,7 +22,7 @@ import torch
 
 from eigensweep.common import traces
 from eigensweep.models import make_model
-from eigensweep.models.base import State
+from eigensweep.models.base import State, trainable
 from eigensweep.results.seeds import join_codes, split_seeds, summarise
 from eigensweep.results.trial_result import (
     End,
@@ -126,6 +126,8 @@ class Training:
         """Optimizer steps taken."""
         self.outcome: End | None = None
         self.failed_step = False
+        self.divergence: str | None = None
+        """What was not finite, or too high, and at which step, where it diverged."""
         """Whether the step after `step` was not finite, and so was not taken."""
         self.carried: State | None = None
         """The state that the next batch may go on from."""
@@ -222,6 +224,7 @@ class Training:
             last_test=tests.last if tests else None,
             code=self.code,
             step_seconds=median(self._step_times) if self._step_times else None,
+            divergence=self.divergence,
         )
 
     def take_result(self, known: ReplicateResult) -> None:
@@ -244,6 +247,7 @@ class Training:
             "step": self.step,
             "outcome": self.outcome,
             "failed_step": self.failed_step,
+            "divergence": self.divergence,
         }
         if self._known is not None:
             return about | {"budget": self.steps, "known": summarise([self._known]).to_dict()}
@@ -299,6 +303,7 @@ class Training:
             self.reported_tests.load_state_dict(state["reported_tests"])
         self.step, self.outcome = state["step"], state["outcome"]
         self.failed_step = state.get("failed_step", False)
+        self.divergence = state.get("divergence")
         self.carried, self._window = _copy(state["carried"], self.device), state["window"]
         self._constraint, self._test = state["constraint"], state["test"]
         self._points = [CurvePoint(**p) for p in state["points"]]
@@ -352,8 +357,14 @@ class Training:
         logits, state = self.model(batch.x, state)
         loss = self.task.loss(logits, batch)
         objective = loss + self.model.penalty()
-        if objective.requires_grad:  # a constructed solution has nothing to train
+        if objective.requires_grad:
             torch.autograd.backward(objective)
+        elif trainable(self.model.parameters()):  # a constructed solution has none
+            raise ValueError(
+                f"the loss of {self.config.task.name} does not depend on any parameter of "
+                f"{type(self.model).__name__}; see whether `forward` or `loss` calls detach(), "
+                "item() or numpy(), or computes under torch.no_grad()"
+            )
         norm = self.optimizers.gradient_norm().to(self.device)
         numbers = torch.stack((objective.detach(), loss.detach(), norm)).tolist()  # the one sync
         if not self.see_update(*numbers):
@@ -371,6 +382,12 @@ class Training:
         """
         if not all(map(isfinite, (objective, loss, norm))):
             self.outcome, self.failed_step = "diverged", True
+            what, number = "norm of the gradient", norm
+            if not isfinite(loss):
+                what, number = "training loss", loss
+            elif not isfinite(objective):
+                what, number = "training loss with its penalty", objective
+            self.divergence = f"step {self.step + 1}: the {what} was {number:g}"
             self._record(self._window_means())
             return False
         self.optimizers.scale(self.schedule.factor(self.step))
@@ -414,9 +431,11 @@ class Training:
         if self.step == 0:
             self._record(metrics)
             self.outcome = self.selection.begin(found.valid)
+            self.divergence = self.selection.divergence
             return
         scheduled = self.is_scheduled
         self.outcome = self.selection.see(self.step, found.valid, found.weights, scheduled)
+        self.divergence = self.selection.divergence
         if scheduled:
             self.schedule.see(self.selection.stale)
         if found.test is not None:

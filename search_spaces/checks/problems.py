@@ -242,6 +242,11 @@ def _unknown_name(path: str, got: Any, absent: bool) -> Problem:
             f"there is no {kind} '{shorten(name)}'{f' ({reason})' if reason else ''}; "
             f"there are {', '.join(known)}{did_you_mean(str(name), known)}"
         )
+        if not reason:
+            message += (
+                f" A {kind} of your own is found once its package is installed beside the service "
+                "and the service has started again (docs/how-to/models-and-tasks.md)"
+            )
     return Problem(
         path=f"{path}.name",
         message=message,

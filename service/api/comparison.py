@@ -144,6 +144,7 @@ def _describe_side(
         experiment=experiment.id,
         trial=trial.number,
         state=trial.state,
+        steps=trial.steps,
         metric=measured,
         baselines={"valid": baseline, "test": _find_baseline_on_test(task, measured, baseline)},
         task=task,

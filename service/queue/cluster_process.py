@@ -48,8 +48,6 @@ SURE_SECONDS: Final = 2.0
 LONGEST_SILENCE: Final = 300.0
 """Seconds after which a Ray that stands still is left. Before, it may go on, and lose nothing."""
 STOP_SECONDS: Final = 6.0
-MOST_STARTS: Final = 5
-"""How often a Ray that is not up in its time is started before the service gives up."""
 LONGEST_PAUSE: Final = 8.0
 """Seconds between two starts, at most."""
 GONE: Final = "its driver ended, which an earlier service had started"
@@ -123,7 +121,7 @@ class ClusterProcess:
         while self._ray_problem is not None:
             if self._has_ended():
                 self._end()
-                if not self._is_slow or self._spawned >= MOST_STARTS:
+                if not self._is_slow:
                     raise StartError(self._problem)
                 logger.warning("%s; trying again", self._problem)
                 self._spawn()

@@ -10,6 +10,8 @@ import pytest
 from eigensweep import train
 from eigensweep.models import MODELS
 from eigensweep.search_spaces.errors import SpecError
+from eigensweep.tasks import TASKS
+from eigensweep.tasks.base import TaskConfig
 
 CONFIG = {
     "task": {"name": "copying", "delay": 3, "symbols": 2, "valid_size": 20, "test_size": 20},
@@ -82,6 +84,49 @@ def test_a_model_that_a_notebook_registers_is_known(monkeypatch):
         train(content)
     monkeypatch.setitem(MODELS, "own", Own)
     assert train(content).outcome == "completed"
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (lambda y, h: y, r"Own.forward must return \(logits, state\); it returned a Tensor$"),
+        (lambda y, h: (y, h, h), "it returned a tuple of 3$"),
+        (lambda y, h: (y.mT, h), r"expected \(\d+, \d+, \d+\): \(τ, B, p\), time first"),
+        (lambda y, h: (y[-1], h), r"logits of shape \(\d+, \d+\); expected"),
+        (lambda y, h: (y.detach(), h), "does not depend on any parameter of Own; see whether"),
+    ],
+)
+def test_what_a_model_of_ones_own_returns_is_checked(monkeypatch, answer, words):
+    class OwnConfig(MODELS["tanh_rnn"].Config):
+        name: Literal["own"] = "own"
+
+    class Own(MODELS["tanh_rnn"]):
+        Config = OwnConfig
+
+        def prepare(self):
+            run = super().prepare()
+            return lambda x, state: answer(*run(x, state))
+
+    monkeypatch.setitem(MODELS, "own", Own)
+    with pytest.raises((TypeError, ValueError), match=words):
+        train({**CONFIG, "model": {"name": "own", "hidden_size": 4}})
+
+
+def test_a_task_of_ones_own_may_have_no_epochs(monkeypatch):
+    class OwnConfig(TASKS["copying"].Config):
+        name: Literal["own"] = "own"
+        steps_per_epoch = TaskConfig.steps_per_epoch
+        baselines = TaskConfig.baselines
+        default_evaluate_every = TaskConfig.default_evaluate_every
+
+    class Own(TASKS["copying"]):
+        Config = OwnConfig
+
+    monkeypatch.setitem(TASKS, "own", Own)
+    content = {**CONFIG, "task": {**CONFIG["task"], "name": "own"}}
+    assert train({**content, "training": {"steps": 2}}).outcome == "completed"
+    with pytest.raises(ValueError, match=r"own has no epochs; give 'training\.steps'"):
+        train({**content, "training": {"epochs": 2}})
 
 
 def test_a_result_shows_itself_in_a_few_lines():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import subprocess
 import sys
 import time
@@ -334,6 +335,9 @@ class TestDivergence:
     def test_a_step_that_is_not_finite_leaves_the_parameters(self, bad_gradient):
         bad = train_toy(trial(task={"bad_step": 26, "bad_gradient": bad_gradient}))
         assert (bad.outcome, bad.step) == ("diverged", 26)
+        what = "norm of the gradient" if bad_gradient else "training loss"
+        assert re.fullmatch(f"step 27: the {what} was (nan|inf)", bad.result().divergence)
+        assert reload(bad, bad.config).result() == bad.result()
         good = train_toy(trial(), until=26)
         assert to_exact(bad.model.state_dict()) == to_exact(good.model.state_dict())
         result, points = bad.result(), bad.drain()
@@ -351,6 +355,7 @@ class TestDivergence:
     def test_an_evaluation_that_is_not_finite_ends_it(self):
         training = train_toy(trial(task={"curve": {10: 1.0, 20: 1e39}}))
         assert (training.outcome, training.step) == ("diverged", 20)
+        assert training.result().divergence == "step 20: the validation error was inf"
         assert training.result().value == 1.0
         assert "valid/error" not in training.drain()[-1].metrics
 
@@ -372,7 +377,12 @@ class TestDivergence:
         config = trial(
             task={"curve": {0: 4.0, 20: 11.0}}, divergence={"factor": 2, "evaluations": 1}
         )
-        assert train_toy(config).step == 20
+        training = train_toy(config)
+        assert training.step == 20
+        assert training.result().divergence == (
+            "step 20: the validation error was 11, and so 1 evaluation in a row above 2 times what "
+            "it was before training, or the baseline"
+        )
 
     def test_a_diverged_training_stays_so_under_a_longer_budget(self):
         task = {"bad_step": 26}

@@ -103,23 +103,12 @@ class Runner:
                 report = self.attempt.advance()
         except StaleWriteError:
             raise  # not this trial's failure: it has a later attempt
-        except Exception as error:
-            # The one edge where a trial's errors are caught, whatever they are.
-            step = 0 if self.attempt is None else self.attempt.reached_step
-            words = f"node {platform.node()}: {error}"
-            if disk_failure(error) is not None:
-                report = Report(step, lost=words, lost_by="disk")
-            elif is_of_the_node(error):
-                report = Report(step, lost=words, lost_by="node")
-            elif (crowding := self._find_crowding(error)) is not None:
-                report = Report(step, lost=crowding, lost_by="node")
-            elif self._device != "cpu" and is_of_the_device(error):
-                words = (
-                    f"node {platform.node()} lost {self._place.device}: {describe_failure(error)}"
-                )
-                report = Report(step, lost=words, lost_by="device")
-            else:
-                report = Report(step, outcome="failed", error=describe_failure(error))
+        except Exception as error:  # the one edge where a trial's errors are caught
+            report = self._explain(error)
+        except SystemExit as error:
+            if self._take_slot is not None:
+                raise  # so Ray ends its own processes; in others, a model or task has called it
+            report = self._explain(error)
         report = replace(report, place=report.place or self._place)
         lost = report.lost is not None
         done = lost or report.outcome is not None
@@ -128,6 +117,22 @@ class Runner:
             self._end_span(outcome=report.outcome or "lost", step=report.step)
         told = {"done": done, LOST: lost, "step": report.step}
         return {REPORT: json.dumps(report.to_dict()), **told, **report.metrics}
+
+    def _explain(self, error: BaseException) -> Report:
+        """Return the report of an error: whose fault it is, and in which words."""
+        step = 0 if self.attempt is None else self.attempt.reached_step
+        words = f"node {platform.node()}: {error}"
+        if disk_failure(error) is not None:
+            return Report(step, lost=words, lost_by="disk")
+        if is_of_the_node(error):
+            return Report(step, lost=words, lost_by="node")
+        if (crowding := self._find_crowding(error)) is not None:
+            return Report(step, lost=crowding, lost_by="node")
+        told = describe_failure(error)
+        if self._device != "cpu" and is_of_the_device(error):
+            words = f"node {platform.node()} lost {self._place.device}: {told}"
+            return Report(step, lost=words, lost_by="device")
+        return Report(step, outcome="failed", error=told)
 
     def _open(self, order: Order) -> Attempt | EngineSlot:
         """Return what trains an order's trial rung by rung: this process, or an engine."""
@@ -139,7 +144,7 @@ class Runner:
         self._leave = slot.leave
         return slot
 
-    def _find_crowding(self, error: Exception) -> str | None:
+    def _find_crowding(self, error: BaseException) -> str | None:
         """Return why there was no memory, where other processes hold that of this one's device."""
         if not is_out_of_memory(error):
             return None
@@ -196,7 +201,7 @@ def open_attempt(order: Order, device: str) -> Attempt:
     return replicates.open_attempt(order, device)
 
 
-def describe_failure(error: Exception) -> str:
+def describe_failure(error: BaseException) -> str:
     """Return the traceback of a trial's error; where memory was lacking, with what would help."""
     words = traceback.format_exc()
     if is_out_of_memory(error):

@@ -80,13 +80,13 @@ def describe_comparison(comparison: Answer) -> Iterator[Part]:
         rows.append(
             [
                 *(side["name"], f"{side['experiment']}/{side['trial']}"),
-                *(format_cell("settings", side["params"]), len(side["seeds"])),
+                *(side["steps"], format_cell("settings", side["params"]), len(side["seeds"])),
                 *(format_cell("value", valid.get("mean")), format_interval(valid)),
                 *(format_cell("test", test.get("mean")), format_interval(test)),
             ]
         )
-    heads = ("name", "trial", "settings", "n", "value", "interval", "test", "test_interval")
-    yield Table(heads, rows)
+    spread = ("value", "interval", "test", "test_interval")
+    yield Table(("name", "trial", "steps", "settings", "n", *spread), rows)
     yield ""
     heads = ("first", "second", "data", "difference", "interval", "p", "effect", "verdict")
     rows = [
@@ -211,6 +211,11 @@ def describe_trial(trial: Answer) -> Iterator[Part]:
         where = " ".join(str(each[key]) for key in ("node", "pid", "device") if each.get(key))
         ended = f"; it ended: {each['reason']}" if each.get("reason") else ""
         rows.append((f"attempt {each['attempt']}", f"{each['started_at'][:19]} {where}{ended}"))
+    rows += [
+        (f"seed {each['seed']}", f"diverged at {each['divergence']}")
+        for each in (trial["result"] or {}).get("by_replicate", ())
+        if each.get("divergence")
+    ]
     if link := trial["links"]["mlflow"]:
         rows.append(("MLflow", link))
     yield describe_rows(rows)
