@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -71,6 +72,17 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def describe_status(status: int) -> str:
+    """Return words for an exit status, negative for a signal.
+
+    >>> describe_status(-9), describe_status(1)
+    ('by SIGKILL', 'with status 1')
+    """
+    if status < 0:
+        return f"by {signal.Signals(-status).name}"
+    return f"with status {status}"
 
 
 def explain_shortage(account: str) -> str:

@@ -299,12 +299,13 @@ class TestTheEnd:
 
     def test_is_noticed_by_the_trials_process_and_touches_no_other(self, start):
         made, neighbour = start(), start()
-        os.kill(made.pid, signal.SIGKILL)
-        with pytest.raises(ForkedEndedError, match=f"process {made.pid} that was forked"):
+        os.kill(made.pid, signal.SIGSEGV)
+        words = f"process {made.pid} that was forked for this trial has ended by SIGSEGV"
+        with pytest.raises(ForkedEndedError, match=words):
             made.train()
         assert neighbour.train()["step"] == 5
 
-    def test_ends_the_trials_process_as_if_both_were_one(self, order):
+    def test_is_told_in_place_of_a_report(self, order):
         done = subprocess.run(
             [sys.executable, "-c", ENDS, json.dumps(order.to_dict())],
             capture_output=True,

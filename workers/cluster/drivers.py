@@ -25,7 +25,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final, Literal
 
-from eigensweep.workers.deaths import Death
+from eigensweep.workers.deaths import Death, describe_status
 from eigensweep.workers.driver.process.driver_order import DriverOrder, Request
 
 logger = logging.getLogger(__name__)
@@ -292,14 +292,3 @@ def count_kills() -> int:
             if line.startswith("oom_kill "):
                 return int(line.split()[1])
     return 0
-
-
-def describe_status(status: int) -> str:
-    """Return words for an exit status, negative for a signal.
-
-    >>> describe_status(-9), describe_status(1)
-    ('by SIGKILL', 'with status 1')
-    """
-    if status < 0:
-        return f"by {signal.Signals(-status).name}"
-    return f"with status {status}"

@@ -26,6 +26,7 @@ import struct
 import sys
 import time
 import traceback
+from contextlib import suppress
 from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from typing import Final
@@ -173,11 +174,17 @@ class Server:
             end_fork(status)
 
     def _end(self, end: int) -> None:
-        """End a forked process and forget it: it has ended, or its trial's process has."""
+        """End a forked process and forget it: it has ended, or its trial's process has.
+
+        The latter is told how it ended.
+        """
         signal.pidfd_send_signal(end, signal.SIGKILL)  # harmless if it has ended
-        os.waitid(os.P_PIDFD, end, os.WEXITED)
+        seen = os.waitid(os.P_PIDFD, end, os.WEXITED)
         os.close(end)
-        self._lifelines.pop(end).close()
+        with self._lifelines.pop(end) as lifeline, suppress(OSError):
+            assert seen is not None
+            status = seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
+            lifeline.send(str(status).encode())
 
 
 def find_peer(connection: socket.socket) -> tuple[int, int]:

@@ -14,11 +14,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
 from eigensweep.protocol.ledger import StaleWriteError
 from eigensweep.protocol.messages import Order
+from eigensweep.workers.deaths import describe_status
 from eigensweep.workers.processes.fork_server import FORK, LOOK, find_peer
 
 logger = logging.getLogger(__name__)
@@ -30,6 +32,9 @@ LOADING_SECONDS: Final = 300.0
 """So long a server may take to load PyTorch and to fork."""
 STARTING_SECONDS: Final = 60.0
 """So long Python may take to start before it loads anything."""
+STATUS_SECONDS: Final = 2.0
+"""So long the server may take to say how a process has ended."""
+LONGEST_STATUS: Final = 16
 PAUSE_SECONDS: Final = 0.1
 """Pause between two tries to connect."""
 STDOUT, STDERR = 1, 2
@@ -56,7 +61,8 @@ class Forked:
 
     def __init__(self, lifeline: socket.socket, calls: Connection) -> None:
         self._lifeline, self._calls = lifeline, calls
-        """The first one is never used: the server kills the process when it is closed."""
+        """The server kills the process when the first one is closed, and writes there once, how it
+        ended."""
         self.pid = 0
 
     def begin(self, config: Mapping[str, object], node_id: str | None) -> None:
@@ -111,7 +117,12 @@ class Forked:
 
     def _ended(self) -> ForkedEndedError:
         what = f"process {self.pid}" if self.pid else "the process"
-        return ForkedEndedError(f"{what} that was forked for this trial has ended")
+        what += " that was forked for this trial has ended"
+        self._lifeline.settimeout(STATUS_SECONDS)
+        with suppress(OSError):
+            if told := self._lifeline.recv(LONGEST_STATUS):
+                what += f" {describe_status(int(told))}"
+        return ForkedEndedError(what)
 
 
 def fork(config: Mapping[str, object], node_id: str | None, raylet: int) -> Forked | None:

@@ -14,12 +14,10 @@ Tune, in the driver, calls `train`, `train_next` and `stop`, and asks for nothin
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
-from typing import TypeVar
 
 import ray
 
@@ -31,10 +29,6 @@ from eigensweep.training.devices import see_only
 from eigensweep.workers.processes.engine_actor import EngineSlot, find_node
 from eigensweep.workers.processes.forked import Forked, ForkedEndedError, fork
 from eigensweep.workers.processes.runner import Runner
-
-logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 class TrialProcess:
@@ -63,28 +57,21 @@ class TrialProcess:
 
     def train_next(self, config: Mapping[str, object]) -> dict[str, object]:
         """Take another trial, and return its first report, in one call of the driver's."""
-        return _end_with(lambda: self._runner.train_next(config))
+        return self._runner.train_next(config)
 
     def train(self) -> dict[str, object]:
-        """Return the report of the next rung, as `Runner.train` does."""
-        return _end_with(self._runner.train)
+        """Return the report of the next rung, as `Runner.train` does.
+
+        Raises:
+            ForkedEndedError: if the process that was forked for the trial has ended; so does
+                `train_next`. Tune then ends this one, too.
+        """
+        return self._runner.train()
 
     def stop(self) -> None:
         """Leave the trial where it is."""
-        _end_with(self._runner.stop)
-
-
-def _end_with(call: Callable[[], T]) -> T:
-    """Return what a call returns; exit if the forked trainer has died.
-
-    Ray then reports this actor as lost, as if the training had run in it.
-    """
-    try:
-        return call()
-    except ForkedEndedError as error:
-        logger.warning("%s", error)
-        logging.shutdown()
-        os._exit(1)
+        with suppress(ForkedEndedError):
+            self._runner.stop()
 
 
 def assigned_device() -> str:
