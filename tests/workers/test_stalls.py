@@ -38,9 +38,17 @@ class Scene:
 
     def __init__(self, limit: float | None) -> None:
         self.clock = Clock()
-        self.entry = TrialEntry(3, "scornn", {}, {}, "", "running", attempt=1, place=PLACE)
+        config = {"training": {"steps": 1000}}
+        self.entry = TrialEntry(3, "scornn", {}, config, "", "running", attempt=1, place=PLACE)
         self.progress: Progress | Exception = Progress(1, 0, -1)
-        self.watch = StallWatch(self.read, limit, CHECKPOINT_SECONDS, self.clock)
+        self.told: list[int] = []
+        self.watch = StallWatch(
+            self.read,
+            limit,
+            CHECKPOINT_SECONDS,
+            self.clock,
+            lambda _, steps: self.told.append(steps),
+        )
 
     def read(self, entry: TrialEntry) -> tuple[Progress, ...]:
         if isinstance(self.progress, Exception):
@@ -71,6 +79,18 @@ def test_a_trial_without_commits_is_stalled_and_named_once():
     for words in ("node node7, process 4711", "step 40", "place is free", "limits.stall_seconds"):
         assert words in stall.words
     assert "\n" not in stall.words  # pages show the last line
+
+
+def test_what_is_committed_between_rungs_is_told_by_the_hundredth():
+    scene = Scene(limit=100)
+    for step in (4, 10, 19, 20, 700):
+        scene.commit(step)
+        scene.wait(20)
+    assert scene.told == [10, 20, 700]
+    scene.entry = replace(scene.entry, attempt=2, reports={800: {}})
+    scene.commit(step=805)
+    scene.wait(20)
+    assert scene.told[-1] == 700, "its last rung told more"
 
 
 def test_a_trial_that_commits_goes_on_for_ever():

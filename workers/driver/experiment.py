@@ -146,6 +146,7 @@ class ExperimentDriver:
             spec.limits.stall_seconds,
             options.checkpoint_seconds,
             time.monotonic,
+            lambda entry, steps: self.sweep.note_steps(entry.number, steps),
         )
         folders = [options.storage] if Path(options.storage).is_absolute() else []
         self._disks = DiskSpace(folders, options.least_free_bytes)

@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 MOST_SECONDS_BETWEEN_LOOKS = 60.0
 LOOKS = 20
 """The least number of looks at a trial within its patience."""
+LEAST_SHARE = 0.01
+"""The part of its budget that a trial has come on, at least, when that is told."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class _Watched:
     attempt: int
     seen: tuple[Progress, ...]
     changed_at: float
+    told: int
+    """The steps that were told last, or those of the last rung."""
     longest_pause: float = 0.0
     """The longest time between two signs of progress."""
 
@@ -54,9 +58,14 @@ class StallWatch:
         stall_seconds: float | None,
         checkpoint_seconds: float,
         clock: Callable[[], float],
+        tell: Callable[[TrialEntry, int], object] = lambda entry, steps: None,
     ) -> None:
-        """Watch with the limit of the spec; `read` returns the progress of a trial's replicates."""
+        """Watch with the limit of the spec; `read` returns the progress of a trial's replicates.
+
+        `tell` hears how many steps a trial has committed, as the mean of its replicates.
+        """
         self._read, self._limit, self._clock = read, stall_seconds, clock
+        self._tell = tell
         self._checkpoint_seconds = checkpoint_seconds
         self._watched: dict[int, _Watched] = {}
         self._look_at = clock()
@@ -103,12 +112,15 @@ class StallWatch:
         progress = self._read(entry)
         watched = self._watched.get(entry.number)
         if watched is None or watched.attempt != entry.attempt:
-            self._watched[entry.number] = _Watched(entry.attempt, progress, now)
+            watched = _Watched(entry.attempt, progress, now, entry.reached)
+            self._watched[entry.number] = watched
+            self._tell_steps(entry, watched)
             return None
         if progress != watched.seen:
             if _has_begun(watched.seen, entry.attempt):
                 watched.longest_pause = max(watched.longest_pause, now - watched.changed_at)
             watched.seen, watched.changed_at = progress, now
+            self._tell_steps(entry, watched)
             return None
         patience = patience_with(self._limit, watched.longest_pause) + self._checkpoint_seconds
         if not _has_begun(progress, entry.attempt):
@@ -117,6 +129,13 @@ class StallWatch:
             return None
         del self._watched[entry.number]
         return Stall(entry, explain(entry, now - watched.changed_at, patience, progress))
+
+    def _tell_steps(self, entry: TrialEntry, watched: _Watched) -> None:
+        """Tell how far a trial has come between its rungs."""
+        steps = sum(max(0, each.step) for each in watched.seen) // len(watched.seen)
+        if steps - watched.told >= LEAST_SHARE * entry.config["training"]["steps"]:
+            watched.told = steps
+            self._tell(entry, steps)
 
 
 def read_progress(store: Store, experiment: str, entry: TrialEntry) -> tuple[Progress, ...]:

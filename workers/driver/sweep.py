@@ -295,6 +295,12 @@ class Sweep:
         self.ledger.report(number, entry.attempt, step, told.metrics, place)
         self._put(_with_report(entry, told))
 
+    def note_steps(self, number: int, steps: int) -> None:
+        """Record how far a trial has come between its rungs."""
+        entry = self.entries[number]
+        if entry.state == "running":
+            self.ledger.report(number, entry.attempt, steps, {}, None)
+
     def _read_report(self, entry: TrialEntry, told: RungReport) -> RungReport:
         """Return the report to be recorded; note that its process lives."""
         self._losses.forget(entry.number)

@@ -158,7 +158,9 @@ def finish_trial(
     trial.ended_at = time.time()
     if trial.result is not None:
         trial.value = trial.result.get("value")
-        trial.step = max(trial.step, int(trial.result.get("step") or 0))
+        step = int(trial.result.get("step") or 0)
+        is_final = outcome in RANKED or outcome == "diverged"  # else it had come further
+        trial.step = step if is_final and step else max(trial.step, step)
     trial.rank = cost(trial.value if outcome in RANKED else None, experiment.better)
     if trial.rank == UNRANKED:
         trial.tier = 0
