@@ -20,6 +20,7 @@ from math import log10
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import hypothesis
 import pytest
 from helpers import handing_out, quick_cases, ray_mark
 from helpers.rewriting import rewrite_share
@@ -34,6 +35,9 @@ from eigensweep.workers.cluster.nodes import Amounts, Node
 if TYPE_CHECKING:
     from eigensweep.protocol.ledger import Ledger
 from eigensweep.protocol.states import ExperimentEnd
+
+hypothesis.settings.register_profile("untimed", deadline=None)  # a machine may be busy
+hypothesis.settings.load_profile("untimed")
 
 
 def check_lines(filename: str | None = None, check: Any = linecache.checkcache) -> None:
@@ -56,8 +60,6 @@ def pytest_collection_finish() -> None:
     before: it asks Python which objects refer to a generator of random numbers, and Python does not
     name objects that its garbage collection leaves out.
     """
-    import hypothesis  # noqa: F401
-
     gc.collect()
     gc.freeze()
     ray_mark.begin()

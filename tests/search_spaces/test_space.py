@@ -53,7 +53,7 @@ def by_walking(axes: dict[str, Parameter]) -> set[frozenset[tuple[str, object]]]
     return found
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.lists(arm_spaces(), min_size=1, max_size=3))
 def test_a_combination_is_one_point_and_its_index_its_place(arms):
     space = Space({str(number): axes for number, axes in enumerate(arms)})

@@ -94,7 +94,7 @@ def test_a_text_that_is_no_object_is_refused():
             read_spec(text)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(min_value=0, max_value=14))
 def test_each_point_is_a_whole_configuration_even_as_json(index):
     read = read_spec(YAML)

@@ -232,7 +232,7 @@ class TestExtend:
         again = grid.ledger.load()[1]
         assert (again.state, again.config["training"]["steps"]) == ("waiting", 300)
 
-    def test_a_longer_budget_opens_no_trial_of_an_arm_that_varies_it(self, client, record, spec):
+    def test_an_arm_that_varies_its_budget_is_opened_by_none(self, client, record, spec):
         arm = {"model": {"name": "gru", "hidden_size": 8}}
         own = {"name": "own", "space": {"training.steps": [50, 100]}}
         content = {key: value for key, value in spec().items() if key not in ("model", "search")}

@@ -11,6 +11,7 @@ from eigensweep.search_spaces.checks.checks import check_spec
 from eigensweep.search_spaces.errors import UnknownMetricError
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.tasks import speech_frames, speech_scores
+from eigensweep.tasks.base import Shapes
 from eigensweep.tasks.spectra import (
     log_magnitudes,
     replace_magnitudes,
@@ -51,6 +52,8 @@ def frames_by_hand(samples):
 
 class Repeating(torch.nn.Module):
     """Answers with the frame that it sees."""
+
+    shapes = Shapes(129, "values", 129, "all")
 
     def prepare(self):
         return lambda x, state: (x, None)

@@ -81,7 +81,7 @@ def test_a_trial_without_commits_is_stalled_and_named_once():
     assert "\n" not in stall.words  # pages show the last line
 
 
-def test_what_is_committed_between_rungs_is_told_by_the_hundredth():
+def test_what_is_committed_between_rungs_is_told():
     scene = Scene(limit=100)
     for step in (4, 10, 19, 20, 700):
         scene.commit(step)
