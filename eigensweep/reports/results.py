@@ -270,8 +270,10 @@ def _keep_ended_seeds(
     trial: MeasuredTrial, store: Store, data_root: Path | None
 ) -> MeasuredTrial | None:
     """Return a trial as if it had only its first seeds that have ended; None if it has none."""
-    if trial.is_ended or trial.config is None:
-        return trial if trial.is_ended else None
+    if trial.is_ended:
+        return trial
+    if trial.config is None:
+        return None
     ended = list[ReplicateResult]()
     try:
         for result in _find_ends(trial, store, data_root):

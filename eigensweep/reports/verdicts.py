@@ -210,9 +210,11 @@ def judge_alike(
     for other, against in others.items():
         early = _decide_early(name, side, other, against, logarithms=True)
         if early is not None:
-            never_shown = early.verdict != "not comparable"
-            opened: Verdict = "not distinguishable" if never_shown else early.verdict
-            pairs.append(replace(early, verdict=opened, stuck=never_shown))
+            if (
+                early.verdict != "not comparable"
+            ):  # where one side diverged, likeness is never shown
+                early = replace(early, verdict="not distinguishable", stuck=True)
+            pairs.append(early)
             continue
         a, b = ({seed: log(v) for seed, v in each.values.items()} for each in (side, against))
         found = compare_paired(a, b)

@@ -243,6 +243,7 @@ def _unknown_name(path: str, got: Any, absent: bool) -> Problem:
             f"there are {', '.join(known)}{did_you_mean(str(name), known)}"
         )
         if not reason:
+            message += "" if message.endswith("?") else "."
             message += (
                 f" A {kind} of your own is found once its package is installed beside the service "
                 "and the service has started again (docs/how-to/models-and-tasks.md)"

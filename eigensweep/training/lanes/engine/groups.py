@@ -121,7 +121,7 @@ class Groups:
         lane.group = group
         group.occupied.append(lane)
 
-    def find_way(self, group: ScheduledGroup, lane: MemberLane) -> MemberLane | None:
+    def find_lane_past_rung(self, group: ScheduledGroup, lane: MemberLane) -> MemberLane | None:
         """Return a lane of the same trial that is past the rung to which this one must come."""
         of_trial = (other for other in group.occupied if other.trial is lane.trial)
         return next((other for other in of_trial if not other.is_needed), None)

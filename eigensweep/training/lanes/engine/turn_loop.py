@@ -93,7 +93,7 @@ class TurnLoop:
             if group is None:
                 continue
             if not group.trainer.free and lane.is_needed:
-                other = self._groups.find_way(group, lane)
+                other = self._groups.find_lane_past_rung(group, lane)
                 if other is not None:
                     self._faults.guard(lane.trial, self._groups.take_off, other)
             if group.trainer.free and not lane.trial.is_over:
