@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Trial(Answer):
-    """The service's JSON on a trial, a dict, which can fetch the trial's weights as well."""
+    """The service's JSON on a trial, a dict, which can fetch the trial's weights and prints."""
 
     def __init__(self, connection: Connection, content: Mapping[str, object]) -> None:
         super().__init__(content, describe_trial)
@@ -37,6 +37,13 @@ class Trial(Answer):
         path = f"{self['links']['self']}/weights?which={which}{number}"
         config = TrialConfig.from_dict(self["config"])
         return read_weights(self._connection.download(path), config, which)
+
+    def logs(self) -> str:
+        """Return what its process has printed, the newest 65,536 letters; '' where nothing was.
+
+        What trials print that an engine trains together is in the logs of their node's Ray.
+        """
+        return self._connection.download(f"{self['links']['self']}/logs").decode()
 
     def load(self, which: Literal["best", "last"] = "best", *, seed: int | None = None) -> Model:
         """Return the trained network, on the CPU; see `weights`.

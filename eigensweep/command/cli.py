@@ -31,6 +31,7 @@ from eigensweep.client.spec_file import (
     parse_settings,
     parse_trial,
 )
+from eigensweep.client.trial import Trial
 from eigensweep.command import accounts, backup, data, nodes, storage, terminal
 from eigensweep.command.frame import (
     FAILURE,
@@ -61,6 +62,13 @@ Id = Annotated[
     typer.Argument(
         metavar="EXPERIMENT",
         help="An experiment: its id or the beginning of one, its name, or 'last'.",
+    ),
+]
+TrialName = Annotated[
+    str,
+    typer.Argument(
+        metavar="EXPERIMENT[/TRIAL]",
+        help="A trial, such as 1m7xnz0qe2nqc/18; default: the best.",
     ),
 ]
 Ids = Annotated[
@@ -213,26 +221,37 @@ def show(call: Call, experiment: Id) -> None:
 @command(app)
 def weights(
     call: Call,
-    trial: Annotated[
-        str,
-        typer.Argument(
-            metavar="EXPERIMENT[/TRIAL]",
-            help="A trial, such as 1m7xnz0qe2nqc/18; default: the best.",
-        ),
-    ],
+    trial: TrialName,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Write the weights to this file.")],
     last: Annotated[bool, typer.Option("--last", help="The last weights, not the best.")] = False,
     seed: Annotated[int | None, typer.Option(help="Of this seed; default: the first.")] = None,
 ) -> None:
     """Write a trial's weights to a file that `torch.load(FILE, weights_only=True)` reads."""
-    found, number = call.client.find_trial(trial)
-    chosen = found.best if number is None else found.trial(number)
-    if chosen is None:
-        raise InputError(f"{trial} has no best trial yet; name one: {trial}/0")
+    chosen = _find_trial(call, trial)
     kept = chosen.weights("last" if last else "best", seed=seed)
     kept.save(out)
     about = {"trial": chosen["number"], "seed": kept.seed, "step": kept.step, "file": str(out)}
     call.tell(about, "trial {trial}, seed {seed}, step {step}: {file}".format_map)
+
+
+@command(app)
+def logs(call: Call, trial: TrialName) -> None:
+    """Show what a trial's process has printed: prints, warnings and logs, the newest of them."""
+    chosen = _find_trial(call, trial)
+    text = chosen.logs()
+    if not text:
+        words = "has printed nothing, or is trained in an engine, which prints into the logs of Ray"
+        typer.echo(f"trial {chosen['number']} {words}", err=True)
+    call.tell({"trial": chosen["number"], "text": text}, lambda found: found["text"].rstrip("\n"))
+
+
+def _find_trial(call: Call, name: str) -> Trial:
+    """Return the trial that `EXPERIMENT/NUMBER` means, or the best of an experiment."""
+    found, number = call.client.find_trial(name)
+    chosen = found.best if number is None else found.trial(number)
+    if chosen is None:
+        raise InputError(f"{name} has no best trial yet; name one: {name}/0")
+    return chosen
 
 
 @command(app)

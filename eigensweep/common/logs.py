@@ -7,10 +7,11 @@ neither torch nor Ray.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Final, Literal
+from typing import Final, Literal, TextIO
 
 LogFormat = Literal["text", "json"]
 
@@ -19,6 +20,9 @@ _FIELDS: Final = ("%(levelname)s", "%(name)s", "%(message)s", "%(process)d", "%(
 _NAMES: Final = {
     **{"levelname": "level", "name": "logger", "threadName": "thread", "exc_info": "traceback"},
 }
+
+TALKATIVE: Final = ("aiobotocore", "botocore")
+"""Loggers that tell each process where its keys come from."""
 
 Subject = dict[str, str | int]
 """What a line is about: `experiment`, an id, and `trial`, its number in it."""
@@ -32,10 +36,24 @@ def set_up(log_format: LogFormat, level: str | int = logging.INFO, *, anew: bool
 
     A process whose log is set up already keeps it, unless it is made `anew`.
     """
-    handler = logging.StreamHandler()
+    handler = _StandardError()
     handler.setFormatter(make_formatter(log_format))
     handler.addFilter(add_subject)
     logging.basicConfig(level=level, handlers=[handler], force=anew)
+    for name in TALKATIVE:
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+class _StandardError(logging.StreamHandler[TextIO]):
+    """Writes to what standard error is at that moment: a trial's is kept."""
+
+    @property
+    def stream(self) -> TextIO:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, _: TextIO) -> None:
+        pass
 
 
 def make_formatter(log_format: LogFormat) -> logging.Formatter:

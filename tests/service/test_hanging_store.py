@@ -115,7 +115,13 @@ def test_who_reads_there_is_refused_and_all_others_are_answered(client, record, 
     client.portal.call(limit)
     assert client.get(f"/v1/experiments/{id}/curves").status_code == 200
     folder.hangs()
-    paths = ("curves", "trials/0/curves", "trials/0/checkpoints", "trials/0/weights")
+    paths = (
+        "curves",
+        "trials/0/curves",
+        "trials/0/checkpoints",
+        "trials/0/weights",
+        "trials/0/logs",
+    )
     with ThreadPoolExecutor(2 * THREADS) as threads:
         asked = [
             threads.submit(client.get, f"/v1/experiments/{id}/{paths[n % len(paths)]}")

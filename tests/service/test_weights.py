@@ -1,10 +1,11 @@
-"""A trial's weights in one step: by the API, the client, the command, the page and `train`."""
+"""A trial's weights and prints: by the API, the client, the command, the page and `train`."""
 
 from __future__ import annotations
 
 import json
 import re
 import shutil
+import sys
 import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
@@ -39,6 +40,7 @@ from eigensweep.store.commits.kept_files import BEST
 from eigensweep.store.commits.stored_commits import PIECE
 from eigensweep.store.upkeep.thinning import thin_out
 from eigensweep.training.lanes.replicates import open_attempt
+from eigensweep.training.printed import Printed
 from eigensweep.training.weights import NoWeightsError
 
 SPEC: dict[str, Any] = {
@@ -102,7 +104,10 @@ def train_three(client: TestClient, record: Record, settings: Settings) -> Recor
         order = make_order(experiment=id, number=number, attempt=ledger.begin(number),
                            config=content, rungs=rungs,
                            storage=str(settings.storage_folder))  # fmt: skip
-        report = open_attempt(order, "cpu").advance()
+        with Printed(order):
+            if number == 0:
+                sys.stdout.write("gradients explode: λ > 1\n")
+            report = open_attempt(order, "cpu").advance()
         if report.outcome is not None:
             ledger.finish(number, 1, "completed", report.result)
     ledger.open(2, "lstm", {}, content, config.content_hash())
@@ -235,6 +240,24 @@ class TestTheRoute:
         assert len(links) == 4
         for link in links:
             assert client.get(link.replace("&amp;", "&")).status_code == 200
+
+
+def test_prints_are_text_for_all_who_ask(client, experiment, monkeypatch):
+    prints = "gradients explode: λ > 1"
+    assert [experiment.trial(n).logs() for n in range(3)] == [f"{prints}\n", "", f"{prints}\n"]
+    page = client.get(f"/experiments/{experiment.id}/trials/0").text
+    (link,) = re.findall(r'href="([^"]*/logs)"', page)
+    answer = client.get(link)
+    assert (answer.text, answer.headers["Content-Type"]) == (
+        f"{prints}\n", "text/plain; charset=utf-8"
+    )  # fmt: skip
+    monkeypatch.setattr(Client, "experiment", lambda client, id: experiment)
+    monkeypatch.setattr(frame, "Client", lambda _: Client("http://here"))
+    said = CliRunner().invoke(cli.app, ["logs", f"{experiment.id}/0"])
+    assert (said.exit_code, said.stdout) == (0, f"{prints}\n")
+    said = CliRunner().invoke(cli.app, ["logs", f"{experiment.id}/1"])
+    assert (said.exit_code, said.stdout) == (0, "\n")
+    assert "trial 1 has printed nothing, or is trained in an engine" in said.stderr
 
 
 def test_the_command_writes_a_file(experiment, monkeypatch, tmp_path):

@@ -25,6 +25,7 @@ from eigensweep.training import memory_limit
 from eigensweep.training.devices import find_crowding, try_out
 from eigensweep.training.errors import is_of_the_device, is_of_the_node, is_out_of_memory
 from eigensweep.training.memory_limit import MemoryWatch
+from eigensweep.training.printed import Printed
 
 if TYPE_CHECKING:
     from eigensweep.training.attempt import Attempt
@@ -63,6 +64,8 @@ class Runner:
         """Of the attempt."""
         self.memory: MemoryWatch | None = None
         """Over this process, while it trains."""
+        self.printed: Printed | None = None
+        """What the attempt prints here."""
         self._place = Place(platform.node(), os.getpid(), device, node_id=node_id)
         self._device = device.partition(":")[0]
         """As PyTorch names it."""
@@ -77,7 +80,7 @@ class Runner:
 
     def stop(self) -> None:
         """Leave the trial where it is."""
-        self.attempt = None
+        self.attempt = self.printed = None
         leave, self._leave = self._leave, None
         self._stop_watch()
         if leave is not None:
@@ -95,7 +98,8 @@ class Runner:
         try:
             if self.span is None:
                 self.span = begin_span(Order.from_dict(self.config))
-            with self.span.within():
+            self.printed = self.printed or Printed(Order.from_dict(self.config))
+            with self.span.within(), self.printed:
                 if self.attempt is None:
                     order = Order.from_dict(self.config)
                     self.memory = self.memory or memory_limit.watch(order)

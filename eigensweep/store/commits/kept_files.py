@@ -1,4 +1,4 @@
-"""What an attempt keeps beside its checkpoints: weights of the best evaluation, and spectra.
+"""What an attempt keeps beside its checkpoints: weights of the best evaluation, spectra, prints.
 
 No head names these files: each attempt has its own, and those of the last attempt that has one
 count. So who comes late writes over nothing of its successors.
@@ -19,6 +19,8 @@ from eigensweep.store.places.files import Files
 
 BEST: Final = "best.pt"
 """The weights of the best evaluation."""
+PRINTED: Final = "printed.txt"
+"""What the attempt's process has printed, at the key of the trial's first seed."""
 
 StateDict = dict[str, Any]
 """What training goes on from: nested dicts, lists and tuples of tensors and plain values."""

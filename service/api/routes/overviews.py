@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import IO, Annotated
 
 from fastapi import APIRouter, Path, Query, Response
-from fastapi.responses import StreamingResponse
+from fastapi.responses import PlainTextResponse, StreamingResponse
 from pydantic import Field
 
 from eigensweep.protocol.states import TrialState
@@ -42,7 +42,7 @@ from eigensweep.service.record.views.overviews import (
 )
 from eigensweep.store.checkpoints import Store
 from eigensweep.store.commits.curves import CurvePoint, thin
-from eigensweep.store.commits.kept_files import BEST
+from eigensweep.store.commits.kept_files import BEST, PRINTED
 from eigensweep.store.commits.stored_commits import PIECE
 
 router = APIRouter(tags=["overviews"], route_class=DescribedRoute)
@@ -349,6 +349,29 @@ def get_weights(
         "Content-Length": str(file.seek(0, os.SEEK_END)),
     }
     return StreamingResponse(_read(service, file), headers=headers, media_type=PT)
+
+
+@router.get(
+    "/experiments/{id}/trials/{number}/logs",
+    summary="What a trial has printed",
+    response_class=PlainTextResponse,
+)
+def get_logs(service: TheService, id: ExperimentId, number: TrialNumber) -> Response:
+    """Return what a trial's process wrote to standard output and standard error, as text.
+
+    These are prints, warnings and logs, some seconds old: the newest 65,536 letters of the last
+    attempt that wrote anything. Empty if none did. What trials write that an engine trains
+    together is in the logs of their node's Ray. A reused trial has the text of its source.
+    """
+    _, key = _find_keys(service.record.trial(id, number).trial)[0]
+
+    def read(store: Store) -> bytes:
+        with suppress(FileNotFoundError):
+            return store.kept.read(key, PRINTED)
+        return b""
+
+    text = service.store.ask(read)
+    return PlainTextResponse(text, headers={"X-Content-Type-Options": "nosniff"})
 
 
 def _read(service: Service, file: IO[bytes]) -> Iterator[bytes]:

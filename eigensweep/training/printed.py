@@ -1,0 +1,84 @@
+"""What a trial's process prints, kept in the store for `eigensweep logs`."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any, Final, TextIO
+
+from eigensweep.protocol.messages import Order
+from eigensweep.store.checkpoints import Store, replicate_key
+from eigensweep.store.commits.head import StaleAttemptError
+from eigensweep.store.commits.kept_files import PRINTED
+from eigensweep.store.places.durable_files import StorageError
+
+LONGEST: Final = 64 * 1024
+"""So many letters are kept, the newest."""
+PAUSE_SECONDS: Final = 2.0
+"""From the first letter that is not kept yet until all are."""
+
+
+class Printed:
+    """Within it, what this process prints is kept in the store as well, one attempt's.
+
+    That is what Python writes to standard output and standard error, warnings and logs too, not
+    what a library in C writes. No failure of the store is told: commits fail as well then.
+    """
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._text = self._kept = ""
+        self._timer: threading.Timer | None = None
+        self._adding, self._keeping = threading.Lock(), threading.Lock()
+
+    def __enter__(self) -> None:
+        self._before = sys.stdout, sys.stderr
+        sys.stdout, sys.stderr = (_Tee(each, self._add) for each in self._before)
+
+    def __exit__(self, *_: object) -> None:
+        sys.stdout, sys.stderr = self._before
+        self._keep()
+
+    def _add(self, text: str) -> None:
+        with self._adding:
+            self._text = (self._text + text)[-LONGEST:]
+            if self._timer is None:
+                self._timer = threading.Timer(PAUSE_SECONDS, self._keep)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def _keep(self) -> None:
+        with self._keeping:
+            with self._adding:
+                text, timer, self._timer = self._text, self._timer, None
+            if timer is not None:
+                timer.cancel()
+            if text == self._kept:
+                return
+            order, seed = self._order, self._order.config["seed"]
+            assert isinstance(seed, int)
+            key = replicate_key(order.experiment, order.number, seed)
+            with suppress(StaleAttemptError, StorageError):
+                content = text.encode(errors="replace")
+                Store(order.storage).kept.write(key, order.attempt, PRINTED, content)
+                self._kept = text
+
+
+class _Tee:
+    """A stream of text that also hands on what is written."""
+
+    def __init__(self, stream: TextIO, hand_on: Callable[[str], None]) -> None:
+        self._stream, self._hand_on = stream, hand_on
+
+    def write(self, text: str) -> int:
+        self._hand_on(text)
+        return self._stream.write(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
