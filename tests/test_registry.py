@@ -108,6 +108,7 @@ def test_a_notebooks_class_in_place_of_a_packages_has_no_code(install):
     assert tasks.code_of("echo") is tasks.code_of("echo", now=True) is None
 
 
+@pytest.mark.filterwarnings("ignore:Field name")
 @pytest.mark.parametrize(
     ("point", "module", "reason"),
     [
@@ -127,6 +128,11 @@ def test_a_notebooks_class_in_place_of_a_packages_has_no_code(install):
             "from eigensweep.tasks.copying import Copying\n"
             "class Echo(Copying):\n    class Config: pass",
             "lab.Echo.Config must be a subclass of eigensweep.tasks.base.TaskConfig",
+        ),
+        (
+            "echo = lab:Echo",
+            ECHO.format(name="echo").replace('= "echo"', '= "echo"; sequence_length: int = 10'),
+            "lab.EchoConfig has sequence_length as a field: write it as a property",
         ),
         (
             "echo = lab:Echo",

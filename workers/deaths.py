@@ -77,11 +77,12 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 def describe_status(status: int) -> str:
     """Return words for an exit status, negative for a signal.
 
-    >>> describe_status(-9), describe_status(1)
-    ('by SIGKILL', 'with status 1')
+    >>> describe_status(-9), describe_status(-35), describe_status(1)
+    ('by SIGKILL', 'by signal 35', 'with status 1')
     """
     if status < 0:
-        return f"by {signal.Signals(-status).name}"
+        known = {each.value: each.name for each in signal.Signals}
+        return f"by {known.get(-status, f'signal {-status}')}"
     return f"with status {status}"
 
 

@@ -21,6 +21,7 @@ from eigensweep.service.api.app import create_local_app
 from eigensweep.service.api.routes.accounts import create_accounts_app
 from eigensweep.service.record import migrations
 from eigensweep.service.record.leadership import Leadership
+from eigensweep.service.record.sql import database
 from eigensweep.service.settings import Settings, StartError, explain_settings
 
 PATIENCE_SECONDS: Final = 10.0
@@ -56,7 +57,8 @@ def open_accounts(command: str) -> Client:
     """
     settings = Settings()
     with private_umask():
-        if str(settings.home) in settings.database:  # a file in the home
+        file = database.file_of(settings.database)
+        if file is not None and settings.home in file.parents:
             make_private(settings.home)
         _bring_up_to_date(settings.database)
     return LocalClient(create_accounts_app(settings, command))

@@ -164,6 +164,8 @@ class Registry(MutableMapping[str, type[Base]], Generic[Base]):
         lacking = [each for each in required if getattr(config, each) is getattr(self.config, each)]
         if lacking:
             raise TypeError(f"{_path(config)} does not define {', '.join(lacking)}")
+        if hidden := ", ".join(each for each in required if each in config.model_fields):
+            raise TypeError(f"{_path(config)} has {hidden} as a field: write it as a property")
         declared: Any = config.model_fields["name"].annotation
         if declared != Literal[name]:
             raise TypeError(

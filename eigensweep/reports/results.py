@@ -282,9 +282,10 @@ def _keep_ended_seeds(
         pass  # the next attempt trains that seed again
     except StorageError:
         raise
-    except (LookupError, RuntimeError, ValueError) as error:
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         # its corpus is not here, or another version of the code trained it
-        logger.warning("cannot read seed %d of %s: %s", len(ended), trial.place, error)
+        words = "cannot read the seeds of %s after the first %d: %s"
+        logger.warning(words, trial.place, len(ended), error)
     if not ended:
         return None
     whole = summarise(ended)

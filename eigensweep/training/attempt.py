@@ -37,6 +37,7 @@ from eigensweep.store.marks import cancel_mark, leave_mark, pause_mark
 from eigensweep.store.places.durable_files import DamagedError
 from eigensweep.store.spectrum_files import SpectraJson
 from eigensweep.training.corpora import find_data_root
+from eigensweep.training.errors import refuse_exit
 from eigensweep.training.selection import ReportedTests
 from eigensweep.training.training import Training, set_up_thread
 
@@ -119,6 +120,7 @@ class Threads:
 class Attempt:
     """The replicates of one trial, picked up where the store has them."""
 
+    @refuse_exit()
     def __init__(
         self, order: Order, device: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
@@ -444,7 +446,7 @@ class Replicate:
         if training.step + training.failed_step <= until:
             return now
         if training.step <= until:
-            return replace(now, outcome=None)
+            return replace(now, outcome=None, divergence=None)
         key = f"valid/{training.selection.metric.name}"
         tests = ReportedTests(training.config.task.metrics)
         chosen: CurvePoint | None = None
@@ -461,6 +463,7 @@ class Replicate:
         return replace(
             now,
             outcome=None,
+            divergence=None,
             value=chosen.metrics[key] if chosen else None,
             best_step=chosen.step if chosen else None,
             step=until,

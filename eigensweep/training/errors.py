@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from eigensweep.protocol.code import ForeignCodeError
 
@@ -35,6 +37,9 @@ DEVICE_LOST = (
 )
 """The last ones are files that PyTorch names where it finds its own state inconsistent."""
 
+RAYS_OWN = "ray_terminate_msg"
+"""An attribute of the `SystemExit` by which Ray ends a process of its own, in Ray 2.60."""
+
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Tell whether the device, or the machine, had no memory left."""
@@ -61,6 +66,17 @@ def is_of_the_node(error: BaseException) -> bool:
     no_corpus = _loaded("eigensweep.tasks.corpus", "CorpusMissingError")
     no_device = _loaded("eigensweep.training.devices", "DeviceError")
     return isinstance(error, (ForeignCodeError, *no_corpus, *no_device))
+
+
+@contextmanager
+def refuse_exit() -> Iterator[None]:
+    """Turn a `sys.exit` of a model or task into an error: its process may train others, too."""
+    try:
+        yield
+    except SystemExit as error:
+        if hasattr(error, RAYS_OWN):
+            raise
+        raise RuntimeError(f"the model or task has called sys.exit({error.code!r})") from error
 
 
 def let_go(error: BaseException) -> None:

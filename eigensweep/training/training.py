@@ -36,6 +36,7 @@ from eigensweep.store.commits.curves import CurvePoint
 from eigensweep.store.commits.kept_files import StateDict
 from eigensweep.store.spectrum_files import SpectraJson
 from eigensweep.tasks import TASKS
+from eigensweep.training.errors import refuse_exit
 from eigensweep.training.evaluation import carry_into, detach, evaluate, find_spectra, keep_finite
 from eigensweep.training.memory import keep_freed_memory
 from eigensweep.training.optimizers.optimizers import Optimizers
@@ -126,9 +127,9 @@ class Training:
         """Optimizer steps taken."""
         self.outcome: End | None = None
         self.failed_step = False
+        """Whether the step after `step` was not finite, and so was not taken."""
         self.divergence: str | None = None
         """What was not finite, or too high, and at which step, where it diverged."""
-        """Whether the step after `step` was not finite, and so was not taken."""
         self.carried: State | None = None
         """The state that the next batch may go on from."""
         self._window = [0.0, 0.0, 0.0]
@@ -161,6 +162,7 @@ class Training:
         running = 0.0 if self._started is None else time.perf_counter() - self._started
         return self._seconds + running / self._sharing
 
+    @refuse_exit()
     def run(
         self,
         until: int | None = None,
@@ -357,7 +359,7 @@ class Training:
         logits, state = self.model(batch.x, state)
         loss = self.task.loss(logits, batch)
         objective = loss + self.model.penalty()
-        if objective.requires_grad:
+        if loss.requires_grad:
             torch.autograd.backward(objective)
         elif trainable(self.model.parameters()):  # a constructed solution has none
             raise ValueError(

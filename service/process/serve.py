@@ -177,6 +177,7 @@ def serve(settings: Settings) -> None:
         dispatcher.start(cluster, _make_driver_options(settings, place))
         jobs.start()
         stack.callback(jobs.stop)
+        leadership.serves = True
         logger.info("ready for experiments at_once=%d", dispatcher.max_experiments)
         stopping.is_starting = False
         while leadership.term is not None and not stopping.wait(1.0):

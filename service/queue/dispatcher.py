@@ -66,6 +66,8 @@ class _Supervised:
     driver: DriverProcess | None = None
     is_new: bool = True
     """Whether no driver of an earlier service has been looked for yet."""
+    outlived: bool = False
+    """Whether such a driver was found."""
     not_before: float = 0.0
     """Time, by the dispatcher's clock, of the next try."""
     pause: float = FIRST_PAUSE
@@ -308,7 +310,8 @@ class Dispatcher:
         if known.is_new:
             known.driver = self.launcher.find(id)
             known.is_new = False
-            if known.driver is not None:
+            known.outlived = known.driver is not None
+            if known.outlived:
                 logger.info("driver found again experiment=%s", id)
         if known.driver is not None and not self._has_gone(id, known, known.driver):
             return
@@ -439,7 +442,7 @@ class Dispatcher:
     def _start(self, id: str, known: _Supervised) -> None:
         assert self.launcher is not None
         assert self.options is not None
-        claim = self.record.claim(id)
+        claim = self.record.claim(id, outlived=known.outlived)
         if claim is None:
             return
         if claim.generation > 1:

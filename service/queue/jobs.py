@@ -31,6 +31,7 @@ from eigensweep.service.record.sql.tables import JobKind, JobRow
 from eigensweep.service.settings import Mlflow
 from eigensweep.service.store_probe import StoreProbe
 from eigensweep.store.places.durable_files import StorageError
+from eigensweep.workers.tracking import secret_auth
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ class ChildRunner:
         """
         secret: dict[str, str] = {}
         if self.mlflow is not None and self.mlflow.token is not None:
-            secret["MLFLOW_TRACKING_TOKEN"] = self.mlflow.token
+            secret = secret_auth.make_variables(self.mlflow.token)
         threads = str(min(4, max(1, (os.cpu_count() or 1) // 2)))
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "log").open("wb") as log:

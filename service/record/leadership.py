@@ -152,7 +152,10 @@ class Leadership(database.AtDatabase):
         self.term: int | None = None
         """The term in which this service leads; None: it does not."""
         self.absence = 0.0, 0.0
-        """When no service led before this term: from when until when, in seconds since 1970."""
+        """When nobody looked after drivers before this term: since when, and when this term began,
+        in seconds since 1970."""
+        self.serves = False
+        """Whether this service looks after drivers; the next heartbeat says so."""
         self.problem: str | None = None
         """Why it may have lost the lead; None: it has not, or it waits."""
         self._clock = clock
@@ -179,22 +182,23 @@ class Leadership(database.AtDatabase):
             SQLAlchemyError: if the database does not answer.
         """
         now = time.time()
-        term, left_at = self._raise_term(about, now)
-        self.absence = left_at, now
+        term, since = self._raise_term(about, now)
+        self.absence, self._about = (since, now), about
         self._row, self._heard_at = (term, about, now, now), self._clock()
         self.term = term
         threading.Thread(target=self._keep_on, name="leadership", daemon=True).start()
 
     @database.transaction
     def _raise_term(self, rows: RowSession, about: LeaderJson, now: float) -> tuple[int, float]:
-        """Return the new term, and the last heartbeat of the leader before."""
+        """Return the new term, and since when nobody has looked after drivers."""
         row = rows.get(Leader, THE_ROW, lock=True)
         if row is None:
-            row = Leader(id=THE_ROW, term=0, heartbeat_at=now)
+            row = Leader(id=THE_ROW, term=0, about=about, heartbeat_at=now)
             rows.add(row)
-        left_at = row.heartbeat_at
-        row.term, row.about, row.since, row.heartbeat_at = row.term + 1, about, now, now
-        return row.term, left_at
+        since = row.about.get("idle_since", row.heartbeat_at)
+        row.term, row.about, row.since = row.term + 1, {**about, "idle_since": since}, now
+        row.heartbeat_at = now
+        return row.term, since
 
     def keep(self) -> None:
         """Look once whether this service still leads, and let the others know."""
@@ -285,6 +289,8 @@ class Leadership(database.AtDatabase):
         """Write down that this service lives; return whether it still leads."""
         mine = update(Leader).where(Leader.id == THE_ROW, Leader.term == term)
         beat = mine.values(heartbeat_at=time.time()).returning(Leader.term)
+        if self.serves:
+            beat = beat.values(about=self._about)
         found = database.write_relaxed(self.url, lambda rows: rows.execute(beat).scalar())
         leads = found is not None
         if leads:

@@ -157,11 +157,12 @@ class Record(Reopening, Retention):
         return session.scalars(query).first() is not None
 
     @database.transaction
-    def claim(self, rows: RowSession, id: str) -> ExperimentRow | None:
+    def claim(self, rows: RowSession, id: str, *, outlived: bool = False) -> ExperimentRow | None:
         """Return an experiment that this service may drive until the next claim.
 
         None if it needs no driver. From now on writes of earlier drivers are refused. A queued
-        experiment becomes `starting`.
+        experiment becomes `starting`. For one whose driver has not `outlived` an earlier service,
+        the time in which no service ran does not count.
 
         Raises:
             NotLeadingError: if another service leads; so do `count_death` and `give_up`.
@@ -171,7 +172,7 @@ class Record(Reopening, Retention):
         is_left = experiment.state in ENDED and not experiment.tracked
         if experiment.state not in DRIVEN | {"queued"} and not is_left:
             return None  # paused, delivered, or being deleted
-        if self.leadership is not None and experiment.state in DRIVEN:
+        if self.leadership is not None and experiment.state in DRIVEN and not outlived:
             leave_out(rows, experiment, *self.leadership.absence)
         now = time.time()
         experiment.generation += 1

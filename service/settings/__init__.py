@@ -8,6 +8,9 @@ import os
 import re
 from collections.abc import Callable
 from concurrent.futures import Future
+from configparser import ConfigParser
+from configparser import Error as ConfigParserError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from ipaddress import IPv4Network, IPv6Network, ip_network
@@ -137,10 +140,10 @@ class Mlflow:
         import httpx2
 
         # What drivers ask, and with what they ask: /health would answer whatever the secret is.
-        headers, user = {}, os.environ.get("MLFLOW_TRACKING_USERNAME")
-        auth = None if user is None else (user, os.environ.get("MLFLOW_TRACKING_PASSWORD", ""))
-        if self.token is not None:
-            headers, auth = {"Authorization": f"Bearer {self.token}"}, None
+        token, auth = self.token, None
+        if token is None and (auth := find_mlflow_user()) is None:
+            token = os.environ.get("MLFLOW_TRACKING_TOKEN")
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         client = httpx2.Client(
             headers=headers, auth=auth, timeout=PATIENCE_SECONDS, trust_env=False
         )
@@ -154,6 +157,18 @@ class Mlflow:
                 return None if answer.is_success else f"it answers {answer.status_code}"
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             return "; ".join(filter(None, (f"no answer ({error})", self.explain_end())))
+
+
+def find_mlflow_user() -> tuple[str, str] | None:
+    """Return the user and the password that MLflow's client sends to a server without a secret."""
+    kept = ConfigParser(interpolation=None)
+    with suppress(ConfigParserError):
+        kept.read(Path("~/.mlflow/credentials").expanduser())
+    names = "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"
+    user, password = (
+        os.environ.get(name) or kept.get("mlflow", name, fallback="") or "" for name in names
+    )
+    return (user, password) if user and password else None
 
 
 RELATIVE: Final = re.compile(r"(sqlite(?:\+\w+)?:///(?:file:)?+)(?!/|:memory:|\?|$)")

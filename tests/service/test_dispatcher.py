@@ -86,7 +86,8 @@ class TestDispatcher:
         self, dispatcher, launcher, record, post, monkeypatch
     ):
         broken, works = post(), record.claim
-        monkeypatch.setattr(record, "claim", lambda id: fail() if id == broken else works(id))
+        claim = lambda id, **_: fail() if id == broken else works(id)  # noqa: E731
+        monkeypatch.setattr(record, "claim", claim)
         others = [post(), post()]
         for _ in range(2):
             dispatcher.tick()
@@ -318,13 +319,20 @@ class TestDispatcher:
         assert dispatcher.problems == {}
 
     def test_a_new_service_finds_drivers_that_outlived_the_old(
-        self, dispatcher, launcher, record, post
+        self, dispatcher, launcher, record, post, monkeypatch
     ):
         id = post()
         dispatcher.tick()
         launcher.survivors[id] = launcher.launched[0]
-        Dispatcher(record, launcher=launcher, options=OPTIONS).tick()
+        after = Dispatcher(record, launcher=launcher, options=OPTIONS)
+        after.tick()
         assert ids(launcher) == [id]
+        claims: list[Any] = []
+        monkeypatch.setattr(record, "claim", lambda id, **how: claims.append(how))
+        launcher.launched[0].now = "died"
+        after.clock = lambda: time.monotonic() + 1000
+        after.tick()
+        assert claims == [{"outlived": True}], "what it has worked without a service counts"
 
     def test_a_new_service_starts_again_what_died_with_the_old(
         self, dispatcher, launcher, record, post
@@ -553,7 +561,8 @@ class TestTrouble:
         self, dispatcher, launcher, record, post, clock, monkeypatch
     ):
         works, (broken, *others) = record.claim, [post() for _ in range(3)]
-        monkeypatch.setattr(record, "claim", lambda id: fail() if id == broken else works(id))
+        claim = lambda id, **_: fail() if id == broken else works(id)  # noqa: E731
+        monkeypatch.setattr(record, "claim", claim)
         for _ in range(5):
             dispatcher.tick()
         assert ids(launcher) == others
@@ -593,7 +602,7 @@ class TestTrouble:
     def test_while_the_database_is_away_nothing_is_started(
         self, dispatcher, launcher, record, post, monkeypatch
     ):
-        def away(id: str) -> None:
+        def away(id: str, *, outlived: bool) -> None:
             raise OperationalError("SELECT", {}, Exception("the server is gone"))
 
         post(), post()

@@ -237,15 +237,18 @@ class TestTwoServices:
         assert (row.state, row.generation, row.deaths) == ("starting", 2, 0)
         assert len(launcher.launched) == 1
 
-    @pytest.mark.parametrize("heard_after", [False, True])
-    def test_a_night_without_a_service_is_no_work(self, lead, each_url, spec, heard_after):
-        record, night = Record(each_url), 8 * 3600.0
-        record.leadership = lead("one")
+    @pytest.mark.parametrize("outlived", [False, True])
+    def test_a_night_without_a_service_is_no_work(self, lead, each_url, spec, outlived):
+        record, night, now = Record(each_url), 8 * 3600.0, [0.0]
+        record.leadership = lead("one", clock=lambda: now[0])
         limits = {"wall_seconds": 3600}
         id = record.add(ExperimentSpec.model_validate(spec(limits=limits)))[0].id
         ledger = RecordLedger(each_url, id, record.claim(id).generation)
         ledger.open(0, "scornn", {}, {"training": {"steps": 100}}, "h")
         ledger.begin(0)
+        record.leadership.serves = True
+        now[0] = HEARTBEAT_SECONDS
+        record.leadership.keep()
         for table, times in {
             "experiments": ("started_at", "claimed_at"),
             "attempts": ("started_at",),
@@ -257,19 +260,21 @@ class TestTwoServices:
         later = text("UPDATE leaders SET heartbeat_at = heartbeat_at + 60")
         database.write(each_url, lambda rows: rows.execute(later))
         record.leadership.stop()
-        record.leadership = lead("two")
-        if heard_after:  # its driver was no service's child, and reported
-            ledger.report(0, 1, 10, {}, None)
-        again = RecordLedger(each_url, id, record.claim(id).generation)
-        work = night + 60 if heard_after else 60
+        lead("two").stop()  # before it was ready
+        record.leadership = lead("three")
+        generation = record.claim(id, outlived=outlived).generation
+        again = RecordLedger(each_url, id, generation)
+        work = night + 60 if outlived else 60
         assert again.resume_state().spent_seconds == pytest.approx(work, abs=20)
         again.interrupt(0, 1, "its driver was lost")
         again.begin(0)
         assert record.row(id).trial_seconds == pytest.approx(work, abs=20)
         reasons = text("SELECT reason FROM attempts ORDER BY attempt")
         first, _ = database.look(each_url, lambda rows: rows.execute(reasons).scalars().all())
-        words = "its driver was lost" if heard_after else "its driver ended with the service"
+        words = "its driver was lost" if outlived else "its driver ended with the service"
         assert first == words
+        record.claim(id)
+        assert again.resume_state().spent_seconds == pytest.approx(work, abs=20), "once a term"
 
     @pytest.mark.parametrize("error", [None, NotDoneError("away"), KeyError("a bug")])
     def test_one_that_lost_the_lead_writes_no_end_of_a_job(self, lead, each_url, error):

@@ -225,6 +225,14 @@ class TestRecordLedger:
         ledger.finish(0, 1, "failed", Result(step=15))
         assert record.trial(ledger.experiment_id, 0).trial.step == 20
 
+    def test_a_trial_has_come_as_far_as_its_furthest_seed(self, record, spec):
+        ledger = post_and_claim(record, spec())
+        seeds = [ReplicateResult(seed=seed, step=step) for seed, step in enumerate([5, 1000])]
+        ledger.open(0, "scornn", {}, CONFIG, "abc")
+        ledger.begin(0)
+        ledger.finish(0, 1, "diverged", Result(step=5, by_replicate=tuple(seeds)))
+        assert record.trial(ledger.experiment_id, 0).trial.step == 1000
+
     def test_more_seeds_rank_before_better_means_of_fewer(self, record, spec):
         ledger = post_and_claim(record, spec())
         for number, value in enumerate((0.1, 0.4, 0.3)):

@@ -6,17 +6,22 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from helpers.waiting import wait_until
+from mlflow.utils.credentials import get_default_host_creds
+from mlflow.utils.rest_utils import http_request
 
 from eigensweep.service import settings
 from eigensweep.service.process import mlflow_server
 from eigensweep.service.process.mlflow_server import MlflowServer
 from eigensweep.service.settings import Mlflow
+from eigensweep.workers.tracking.secret_auth import make_variables
 
 
 def test_what_it_said_at_its_end_is_told_where_it_is_silent(tmp_path: Path) -> None:
@@ -67,28 +72,65 @@ def test_one_that_hangs_is_started_again_once_it_had_answered(
         server.stop()
 
 
-def test_a_server_of_another_secret_cannot_be_used() -> None:
-    class Other(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            knows = self.path == "/health" or self.headers["Authorization"] == "Bearer theirs"
-            self.send_response(200 if knows else 401)
-            self.end_headers()
+class Other(BaseHTTPRequestHandler):
+    """An MLflow server that has a secret, and remembers what it was sent."""
 
-        def log_message(self, *_: object) -> None:
-            return None
+    sent: ClassVar[list[str | None]] = []
 
+    def do_GET(self) -> None:
+        self.sent.append(self.headers["Authorization"])
+        knows = self.path == "/health" or self.headers["Authorization"] == "Bearer theirs"
+        self.send_response(200 if knows else 401)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        return None
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    """Return the address of such a server."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Other)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
-    try:
-        url = f"http://127.0.0.1:{server.server_address[1]}"
-        found = [Mlflow(url, url, token).find_problem() for token in (None, "theirs", "ours")]
-        assert found[1:] == [None, "it answers 401: it is the server of another secret"]
-        assert found[0] == "it answers 401: it wants one: set EIGENSWEEP_MLFLOW_TOKEN"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_a_server_of_another_secret_cannot_be_used(url: str) -> None:
+    found = [Mlflow(url, url, token).find_problem() for token in (None, "theirs", "ours")]
+    assert found[1:] == [None, "it answers 401: it is the server of another secret"]
+    assert found[0] == "it answers 401: it wants one: set EIGENSWEEP_MLFLOW_TOKEN"
+
+
+@pytest.mark.parametrize("has_file", [False, True])
+@pytest.mark.parametrize("user", [None, "u"])
+@pytest.mark.parametrize("password", [None, "p"])
+@pytest.mark.parametrize("token", [None, "t"])
+@pytest.mark.parametrize("ours", [None, "theirs"])
+def test_it_is_asked_with_what_mlflow_s_client_sends(
+    monkeypatch, tmp_path, url, has_file, user, password, token, ours
+) -> None:
+    given = {"USERNAME": user, "PASSWORD": password, "TOKEN": token, "AUTH": None}
+    for name, value in given.items():
+        monkeypatch.delenv(f"MLFLOW_TRACKING_{name}", raising=False)
+        if value is not None:
+            monkeypatch.setenv(f"MLFLOW_TRACKING_{name}", value)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    if has_file:
+        (tmp_path / ".mlflow").mkdir()
+        lines = "[mlflow]", "mlflow_tracking_username = kept", "mlflow_tracking_password = x"
+        (tmp_path / ".mlflow/credentials").write_text("\n".join(lines))
+    Mlflow(url, url, ours).find_problem()
+    for name, value in ({} if ours is None else make_variables(ours)).items():
+        monkeypatch.setenv(name, value)
+    path = "/api/2.0/mlflow/experiments/search"
+    http_request(get_default_host_creds(url), path, "GET", max_retries=0)
+    asked, sent = Other.sent[-2:]
+    assert asked == sent
+    assert ours is None or sent == "Bearer theirs"
 
 
 def test_one_that_answers_drop_by_drop_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -291,6 +291,21 @@ class TestRungs:
         snapshot = Store(tmp_path).newest(replicate_key(run.experiment, run.number, 0))
         assert (snapshot.step, snapshot.state["outcome"]) == (20, "diverged")
 
+    def test_a_seed_has_diverged_from_its_step_on_alone(self, tmp_path, monkeypatch):
+        see_update = Training.see_update
+
+        def fail(training, loss, *norms):
+            lost = training.step == 13
+            return see_update(training, loss * float("nan") if lost else loss, *norms)
+
+        monkeypatch.setattr(Training, "see_update", fail)
+        attempt = Attempt(order(tmp_path), "cpu")
+        to_the_end(attempt)
+        (replicate,) = attempt.replicates
+        told = {step: replicate.result(step) for step in (5, 10, 15)}
+        assert [each.outcome for each in told.values()] == [None, None, "diverged"]
+        assert [each.divergence is None for each in told.values()] == [True, True, False]
+
     @pytest.mark.parametrize("replicates", [1, 2])
     def test_another_attempt_goes_on_where_the_first_was_killed(self, tmp_path, replicates):
         whole = to_the_end(Attempt(order(tmp_path / "a", replicates=replicates), "cpu"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -118,6 +119,20 @@ class TestReports:
             assert last.result.statistics["value"].n == len(whole)
             assert [r.step for r in reports] == list(order.rungs)
         assert plain(reports) == plain(alone(order, tmp_path / "alone"))
+
+    @pytest.mark.parametrize("where", ["__init__", "train_batch"])
+    def test_a_model_that_calls_exit_fails_its_own_trial(self, bench, monkeypatch, where):
+        works = getattr(Lines, where)
+
+        def leave(task, *told):
+            is_bad = told[0].batch_size == 7 if where == "__init__" else told[1] == 7
+            return sys.exit(3) if is_bad else works(task, *told)
+
+        monkeypatch.setattr(Lines, where, leave)
+        bad = bench.order(0, seed=7, task={"batch_size": 7})
+        failed, other = bench.to_the_end(bad, bench.order(1))
+        assert "has called sys.exit(3)" in failed[-1].error
+        assert [failed[-1].outcome, other[-1].outcome] == ["failed", "completed"]
 
     @pytest.mark.parametrize("beside", [False, True])
     def test_a_step_that_fails_after_a_rung_is_told_at_the_next(

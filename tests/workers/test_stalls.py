@@ -42,6 +42,7 @@ class Scene:
         self.entry = TrialEntry(3, "scornn", {}, config, "", "running", attempt=1, place=PLACE)
         self.progress: Progress | Exception = Progress(1, 0, -1)
         self.told: list[int] = []
+        self.in_lanes = set[int]()
         self.watch = StallWatch(
             self.read,
             limit,
@@ -65,7 +66,7 @@ class Scene:
         until = self.clock.now + seconds
         while self.clock.now < until:
             self.clock.now = min(until, self.clock.now + seconds / 100)
-            found += self.watch.look(lambda: [self.entry])
+            found += self.watch.look(lambda: [self.entry], self.in_lanes)
         return found
 
 
@@ -91,6 +92,25 @@ def test_what_is_committed_between_rungs_is_told():
     scene.commit(step=805)
     scene.wait(20)
     assert scene.told[-1] == 700, "its last rung told more"
+
+
+def test_seeds_that_are_added_are_told_from_where_they_begin():
+    scene = Scene(limit=100)
+    scene.entry = replace(scene.entry, attempt=2, reports={1000: {}})
+    for step in (500, 520, 523):  # the mean of two that have ended and two that train
+        scene.commit(step)
+        scene.wait(20)
+    assert scene.told == [520]
+
+
+def test_in_lanes_steps_are_told_and_nothing_is_stalled():
+    scene = Scene(limit=100)
+    scene.in_lanes = {3}
+    scene.commit(step=40)
+    assert not scene.wait(1000)
+    scene.commit(step=80)
+    assert not scene.wait(50)
+    assert scene.told[-1] == 80
 
 
 def test_a_trial_that_commits_goes_on_for_ever():

@@ -1,5 +1,6 @@
 """Training one configuration in a notebook."""
 
+import sys
 import threading
 import traceback
 from concurrent.futures import ThreadPoolExecutor
@@ -110,6 +111,20 @@ def test_what_a_model_of_ones_own_returns_is_checked(monkeypatch, answer, words)
     monkeypatch.setitem(MODELS, "own", Own)
     with pytest.raises((TypeError, ValueError), match=words):
         train({**CONFIG, "model": {"name": "own", "hidden_size": 4}})
+
+
+def test_a_loss_without_gradient_is_no_penalty_alone(monkeypatch):
+    copying = TASKS["copying"]
+    monkeypatch.setattr(copying, "loss", lambda *told, loss=copying.loss: loss(*told).detach())
+    for model in ("tanh_rnn", "nnrnn"):  # the second one has a penalty
+        with pytest.raises(ValueError, match="the loss of copying does not depend on any param"):
+            train({**CONFIG, "model": {"name": model, "hidden_size": 4}})
+
+
+def test_a_model_that_calls_exit_ends_no_program(monkeypatch):
+    monkeypatch.setattr(TASKS["copying"], "train_batch", lambda *_: sys.exit("enough"))
+    with pytest.raises(RuntimeError, match=r"has called sys.exit\('enough'\)"):
+        train(CONFIG)
 
 
 def test_a_task_of_ones_own_may_have_no_epochs(monkeypatch):

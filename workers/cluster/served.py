@@ -87,10 +87,11 @@ def main() -> None:
     try:
         cluster = RayCluster.start(**settings)
     except Exception as error:
-        kind = "slow" if isinstance(error, SlowStartError) else "failed"
+        kind, words = "slow" if isinstance(error, SlowStartError) else "failed", str(error)
         if not isinstance(error, ClusterError):
             logger.exception("Ray could not be started or joined")
-        pipe.send((kind, str(error)))
+            words = f"{type(error).__name__}: {error}"
+        pipe.send((kind, words))
         os._exit(1)  # leaving Ray in order would wait for it
     served = Served(cluster, pipe)
     served.look()

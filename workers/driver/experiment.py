@@ -225,9 +225,7 @@ class ExperimentDriver:
         if self._watch.notice is not None:
             self._stalls.be_blind()
             return frozenset()
-        stalled = self._stalls.look(
-            lambda: (e for e in self.sweep.training if e.number not in self._in_lanes)
-        )
+        stalled = self._stalls.look(lambda: self.sweep.training, self._in_lanes)
         for stall in stalled:
             number = stall.entry.number
             logger.warning("trial %d is stalled: %s", number, stall.words, extra={"trial": number})

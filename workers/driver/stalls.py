@@ -10,7 +10,7 @@ wait long for a lane, so the engine's own process watches them
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from eigensweep.protocol.ledger import TrialEntry
@@ -48,6 +48,11 @@ class _Watched:
     longest_pause: float = 0.0
     """The longest time between two signs of progress."""
 
+    @property
+    def steps(self) -> int:
+        """How many steps are committed, as the mean of the replicates."""
+        return sum(max(0, each.step) for each in self.seen) // len(self.seen)
+
 
 class StallWatch:
     """Remembers when each running trial last made progress."""
@@ -72,8 +77,10 @@ class StallWatch:
         self._blind_since: float | None = None
         self._pause = min(patience_with(stall_seconds) / LOOKS, MOST_SECONDS_BETWEEN_LOOKS)
 
-    def look(self, running: Callable[[], Iterable[TrialEntry]]) -> list[Stall]:
-        """Return the trials whose process is stalled; each trial once.
+    def look(
+        self, running: Callable[[], Iterable[TrialEntry]], in_lanes: Collection[int] = ()
+    ) -> list[Stall]:
+        """Return the trials whose process is stalled; each trial once, and none that is in lanes.
 
         Cheap to call often: the store is read a few times within the patience.
         """
@@ -88,6 +95,7 @@ class StallWatch:
         self._watched = {n: w for n, w in self._watched.items() if n in entries}
         try:
             found = [s for entry in entries.values() if (s := self._look_at_trial(entry, now))]
+            found = [stall for stall in found if stall.entry.number not in in_lanes]
         except StorageError as error:
             logger.warning("cannot see whether trials come on: %s", error)
             self.be_blind()
@@ -113,6 +121,8 @@ class StallWatch:
         watched = self._watched.get(entry.number)
         if watched is None or watched.attempt != entry.attempt:
             watched = _Watched(entry.attempt, progress, now, entry.reached)
+            # Seeds that are added begin anew, while those before have reached the budget.
+            watched.told = min(watched.told, watched.steps)
             self._watched[entry.number] = watched
             self._tell_steps(entry, watched)
             return None
@@ -132,10 +142,9 @@ class StallWatch:
 
     def _tell_steps(self, entry: TrialEntry, watched: _Watched) -> None:
         """Tell how far a trial has come between its rungs."""
-        steps = sum(max(0, each.step) for each in watched.seen) // len(watched.seen)
-        if steps - watched.told >= LEAST_SHARE * entry.config["training"]["steps"]:
-            watched.told = steps
-            self._tell(entry, steps)
+        if watched.steps - watched.told >= LEAST_SHARE * entry.config["training"]["steps"]:
+            watched.told = watched.steps
+            self._tell(entry, watched.steps)
 
 
 def read_progress(store: Store, experiment: str, entry: TrialEntry) -> tuple[Progress, ...]:

@@ -109,10 +109,6 @@ class Runner:
             raise  # not this trial's failure: it has a later attempt
         except Exception as error:  # the one edge where a trial's errors are caught
             report = self._explain(error)
-        except SystemExit as error:
-            if self._take_slot is not None:
-                raise  # so Ray ends its own processes; in others, a model or task has called it
-            report = self._explain(error)
         report = replace(report, place=report.place or self._place)
         lost = report.lost is not None
         done = lost or report.outcome is not None
@@ -122,7 +118,7 @@ class Runner:
         told = {"done": done, LOST: lost, "step": report.step}
         return {REPORT: json.dumps(report.to_dict()), **told, **report.metrics}
 
-    def _explain(self, error: BaseException) -> Report:
+    def _explain(self, error: Exception) -> Report:
         """Return the report of an error: whose fault it is, and in which words."""
         step = 0 if self.attempt is None else self.attempt.reached_step
         words = f"node {platform.node()}: {error}"

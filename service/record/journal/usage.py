@@ -51,17 +51,17 @@ def devices_of(spec: SpecJson, lanes: int | None = None) -> Devices:
     return Devices(float(cpus) / members, float(gpus) / members)
 
 
-def leave_out(rows: RowSession, experiment: ExperimentRow, began: float, ended: float) -> None:
-    """Count no time in which no service ran, for an experiment whose driver is dead.
+def leave_out(rows: RowSession, experiment: ExperimentRow, since: float, term_at: float) -> None:
+    """Count no time in which no service ran, at the first claim of a term; the driver is dead.
 
-    A driver that was heard after that time had outlived its service: then nothing is left out.
+    Nobody has looked after drivers `since` that time, and the term began at `term_at`.
     """
+    if (experiment.claimed_at or 0.0) >= term_at:
+        return
     attempts = rows.get_all(AttemptRow, _RUNNING, {"id": experiment.id})
     heard = (each.counted_at or each.started_at for each in attempts)
-    last = max(began, experiment.claimed_at or 0.0, *heard)
-    if last >= ended:
-        return
-    experiment.idle_seconds += ended - last
+    last = max(since, experiment.claimed_at or 0.0, *heard)
+    experiment.idle_seconds += max(0.0, time.time() - last)
     for attempt in attempts:
         trial = rows.get_one(TrialRow, (experiment.id, attempt.number))
         count_use(rows, trial, attempt, last)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, TypedDict
+from typing import Any, Final, Literal, NotRequired, TypedDict
 
 import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
@@ -80,6 +80,8 @@ class LeaderJson(TypedDict):
     """Address of the MLflow server; None: it has its own."""
     ray: str | None
     """Address of Ray; None: it has its own."""
+    idle_since: NotRequired[float]
+    """Since when nobody looks after drivers, in seconds since 1970; gone once this service does."""
 
 
 class Base(DeclarativeBase):

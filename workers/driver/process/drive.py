@@ -21,6 +21,7 @@ from eigensweep.workers.deaths import Death, explain
 from eigensweep.workers.driver import experiment as experiments
 from eigensweep.workers.driver.process.driver_order import TITLE, DriverOrder
 from eigensweep.workers.driver.process.ray_job import connect
+from eigensweep.workers.tracking import secret_auth
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ def begin_driver(options: DriverOptions) -> None:
     traces.set_up("driver", options.otlp_endpoint)
     warn_of_unknown(os.environ, logger)
     if options.mlflow_token is not None:
-        os.environ["MLFLOW_TRACKING_TOKEN"] = options.mlflow_token
+        os.environ.update(secret_auth.make_variables(options.mlflow_token))
 
 
 def run_traced(order: DriverOrder) -> None:

@@ -15,7 +15,7 @@ from eigensweep.store.places.durable_files import disk_failure
 from eigensweep.tasks.corpus import CorpusMissingError
 from eigensweep.training.attempt import Attempt
 from eigensweep.training.devices import DeviceError, find_crowding
-from eigensweep.training.errors import is_of_the_device, is_out_of_memory, let_go
+from eigensweep.training.errors import is_of_the_device, is_out_of_memory, let_go, refuse_exit
 from eigensweep.training.lanes.engine.groups import Groups
 from eigensweep.training.lanes.engine.members import (
     ALONE,
@@ -58,7 +58,8 @@ class Faults:
     def guard(self, trial: MemberTrial, act: Callable[[*Ts], object], *arguments: *Ts) -> None:
         """Run an action; an exception fails this trial only."""
         try:
-            act(*arguments)
+            with refuse_exit():
+                act(*arguments)
         except Exception as error:
             self.settle(trial, error)
 

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 
 from eigensweep.store.marks import cancel_mark, leave_mark, pause_mark
 from eigensweep.training.attempt import GLANCE_SECONDS
+from eigensweep.training.errors import refuse_exit
 from eigensweep.training.lanes.engine.commits import Commits
 from eigensweep.training.lanes.engine.faults import Faults
 from eigensweep.training.lanes.engine.groups import Groups
@@ -98,7 +99,8 @@ class TurnLoop:
                     self._faults.guard(lane.trial, self._groups.take_off, other)
             if group.trainer.free and not lane.trial.is_over:
                 try:
-                    self._groups.take_on(group, lane)
+                    with refuse_exit():
+                        self._groups.take_on(group, lane)
                 except Exception as error:
                     self._faults.see_not_joined(group, lane, error)
 
@@ -108,7 +110,8 @@ class TurnLoop:
         if known is not None or not self._groups.make_room(lane.trial):
             return known
         try:
-            return self._groups.make(lane)
+            with refuse_exit():
+                return self._groups.make(lane)
         except Exception as error:
             self._faults.see_not_made(lane.trial, error)
             return None
@@ -129,7 +132,7 @@ class TurnLoop:
         names = (self._groups.name_of(lane.trial) for lane in self._waiting())
         waiting = sum(1 for name in names if name == group.name)
         try:
-            with nullcontext() if group.has_trained else self._groups.making:
+            with refuse_exit(), nullcontext() if group.has_trained else self._groups.making:
                 group.trainer.advance(self._slice)
             group.has_trained = True
         except Exception as error:

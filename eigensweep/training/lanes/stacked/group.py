@@ -9,6 +9,7 @@ import time
 import torch
 
 from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.training.errors import refuse_exit
 from eigensweep.training.evaluation import keep_finite
 from eigensweep.training.lanes.stacked.program import LONGEST_SEGMENT, Program
 from eigensweep.training.training import Evaluation, Training
@@ -154,7 +155,8 @@ class Group:
         }
         for lane, training in running.items():
             try:
-                self._program.prepare(lane, ticks)
+                with refuse_exit():
+                    self._program.prepare(lane, ticks)
             except Exception as error:  # its own task; the others can go on
                 raise LaneError(training) from error
         for numbers in self._program.run(ticks, factors):
