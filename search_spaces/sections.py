@@ -456,8 +456,9 @@ class PublishedNumber(Strict):
     hidden: Line | None = Field(None, description="Hidden size, as printed")
     parameters: Line | None = Field(None, description="Number of parameters, as printed")
     metric: Line = Field(
-        description="What the number measures: `valid/`, `test/`, `best_test/`, `test_now/` or "
-        "`train/` with a metric of the task; `parameters`, `baseline` or `seconds_per_step`"
+        description="What the number measures: `valid/`, `test/`, `best_test/` or `last_test/` and "
+        "a metric of the task; `parameters`, `baseline` or `seconds_per_step`. A point of a curve "
+        "has a `step`, may be of `test_now/` or `train/`, too, and is shown, not compared"
     )
     value: float = Field(description="The number")
     spread: float | None = Field(

@@ -33,7 +33,7 @@ Array = NDArray[np.float64]
 
 MOST_NUMBERS = 2_000_000
 """Random numbers of one band; a search of many trials has fewer draws."""
-MOST_DRAWS, FEWEST_DRAWS = 2_000, 400
+MOST_DRAWS, FEWEST_DRAWS = 20_000, 400
 MOST_RANKS = 40
 """The best of k is among the first 40 k-ths of all trials, but for one in e^40 draws."""
 NEIGHBOURS = 2

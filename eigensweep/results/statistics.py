@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from math import exp, fsum, inf, isfinite, sqrt
+from math import exp, fsum, isfinite, sqrt
 from statistics import fmean
 from typing import ClassVar, Literal
 
@@ -25,6 +25,8 @@ from eigensweep.common.direction import Better, sign
 CONFIDENCE = 0.95
 """How often an interval covers the true value."""
 
+ROUNDING = 1e-9
+"""Part of a mean below which a spread is that of rounding."""
 SIGNIFICANCE = 0.05
 """A difference whose corrected p-value is above this is not distinguishable from none."""
 
@@ -280,7 +282,8 @@ def compare_first_steps(a: Mapping[int, float], b: Mapping[int, float], last: fl
 def find_alike_p(difference: Difference, margin: float) -> float | None:
     """Return the p-value of two one-sided tests that a mean difference lies within ± `margin`.
 
-    Source: Schuirmann (1987). None where there is no spread of differences to tell by.
+    Source: Schuirmann (1987). Where all differences are equal, they are two sign tests. None where
+    one seed is all.
     """
     from scipy.special import stdtr  # type: ignore[import-untyped]
 
@@ -288,19 +291,21 @@ def find_alike_p(difference: Difference, margin: float) -> float | None:
         return None
     error, freedom = difference.sd / sqrt(difference.n), difference.n - 1
     nearest = margin - abs(difference.mean)
-    if error == 0:
-        return 0.0 if nearest > 0 else 1.0
+    if _are_equal(difference.mean, error):
+        return 0.5**difference.n if nearest > 0 else 1.0
     return float(stdtr(freedom, -nearest / error))
 
 
 def find_alike_margin(difference: Difference) -> float | None:
     """Return the margin up to which two one-sided tests show likeness, each at 5%.
 
-    None where there is no spread of differences to tell by.
+    None where one seed is all, or so few differences are all equal.
     """
     from scipy.special import stdtrit
 
     if difference.mean is None or difference.sd is None:
+        return None
+    if _are_equal(difference.mean, difference.sd) and 0.5**difference.n > SIGNIFICANCE:
         return None
     quantile = float(stdtrit(difference.n - 1, 1 - SIGNIFICANCE))
     return abs(difference.mean) + quantile * difference.sd / sqrt(difference.n)
@@ -382,11 +387,17 @@ def t_quantile(freedom: int) -> float:
 
 
 def _two_sided_p(mean: float, error: float, freedom: int) -> float:
-    """Return P(|T| >= |mean / error|); differences that are all equal have no error."""
+    """Return P(|T| >= |mean / error|); where all differences are equal, that of the sign test."""
     from scipy.special import stdtr
 
-    t = abs(mean) / error if error else (inf if mean else 0.0)
-    return float(2 * stdtr(freedom, -t))
+    if _are_equal(mean, error):
+        return 0.5**freedom if mean else 1.0
+    return float(2 * stdtr(freedom, -abs(mean) / error))
+
+
+def _are_equal(mean: float, error: float) -> bool:
+    """Tell whether differences with this mean have no spread but that of rounding."""
+    return error <= ROUNDING * abs(mean)
 
 
 def _judge(mean: float, p: float, better: Better) -> Verdict:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, ClassVar
+from zlib import crc32
 
 from eigensweep.common.direction import sign
 from eigensweep.results.comparison import TRAINING_ONLY, NamedMetric, list_differing
@@ -135,8 +136,9 @@ def make_searched(
     counted = [each for each in tries if each.state in (*RANKED, "diverged", "pruned")]
     n = len(counted)
     cores, gpus = spec.resources.cpus, spec.resources.gpus
-    cpu = sum(each.cpu_seconds or each.training_seconds * cores for each in counted)
-    gpu = sum(each.gpu_seconds or each.training_seconds * gpus for each in counted)
+    # A trial that went on from an earlier one has used less than its training took.
+    cpu = sum(max(each.cpu_seconds, each.training_seconds * cores) for each in counted)
+    gpu = sum(max(each.gpu_seconds, each.training_seconds * gpus) for each in counted)
     side = EffortSide(
         name=name,
         experiment_name=experiment_name,
@@ -171,9 +173,7 @@ def compare_searches(
     searches: dict[str, Search] = {}
     if reason is None and able:
         ends = _find_ends(able)
-        searches = {
-            each.side.name: _make_search(each, *ends, seed) for seed, each in enumerate(able)
-        }
+        searches = {each.side.name: _make_search(each, *ends) for each in able}
     fewest = min((each.side.trials for each in able), default=0)
     sides = [_draw(each, searches.get(each.side.name), fewest) for each in found]
     pairs: list[EffortPair] = []
@@ -250,7 +250,8 @@ def _find_ends(found: Sequence[Searched]) -> tuple[float, float]:
     return min(bound, *seen), worst
 
 
-def _make_search(found: Searched, best: float, worst: float, seed: int) -> Search:
+def _make_search(found: Searched, best: float, worst: float) -> Search:
+    seed = crc32(found.side.name.encode())  # whatever stands beside it
     by = sign(found.metric.better)
     test = [worst if value is None else by * value for value in found.test]
     return Search(found.valid, test, best, worst, seed)
@@ -314,7 +315,7 @@ def _pair(
     else:
         trials = f"{say_count(k, 'trial')} of {a.side.name} and {m:,} of {b.side.name}"
         named = equal.removesuffix("s") if hours == 1 else equal
-        at = f"At {format_value(hours)} {named} each ({trials})"
+        at = f"At no more than {format_value(hours)} {named} each ({trials})"
     unit = f" {a.metric.unit}" if a.metric.unit else ""
     joint = "from" if verdict == "not distinguishable" else "than"
     words = (

@@ -50,7 +50,10 @@ class Side(AnswerModel):
     steps: int = Field(description="Optimizer steps of its budget")
     seeds: list[int] = Field(description="Seeds with a result")
     metric: Metric
-    baseline: float | None = Field(description="What a memoryless model scores on the metric")
+    baseline: float | None = Field(
+        description="What a memoryless model scores on the metric, on validation data"
+    )
+    test_baseline: float | None = Field(description="The same on test data")
     valid: Summary | None = Field(description="On validation data, at the selected step")
     test: Summary | None = Field(description="On test data, at the same step")
 
@@ -146,7 +149,7 @@ def _describe_side(
         state=trial.state,
         steps=trial.steps,
         metric=measured,
-        baselines={"valid": baseline, "test": _find_baseline_on_test(task, measured, baseline)},
+        baselines={"valid": baseline, "test": find_baseline_on_test(task, measured.name, baseline)},
         task=task,
         values={
             "valid": _take(result.by_replicate, "valid", measured.name, experiment.metric),
@@ -165,6 +168,7 @@ def _describe_side(
         seeds=subject.seeds,
         metric=measured,
         baseline=baseline,
+        test_baseline=subject.baselines["test"],
         valid=subject.summarize("valid"),
         test=subject.summarize("test"),
     )
@@ -186,13 +190,13 @@ def find_metric(
     return Metric.made_of(metric), config.baselines.get(name)
 
 
-def _find_baseline_on_test(
-    task: Mapping[str, Any], metric: Metric, otherwise: float | None
+def find_baseline_on_test(
+    task: Mapping[str, Any], metric: str, otherwise: float | None
 ) -> float | None:
     """Return the baseline of a metric on test data; `otherwise` if its task is not known here."""
     if (found := TASKS.get(task["name"])) is None:
         return otherwise
-    return found.Config.model_validate(task).baselines_on("test").get(metric.name, otherwise)
+    return found.Config.model_validate(task).baselines_on("test").get(metric, otherwise)
 
 
 def _take(
@@ -266,7 +270,7 @@ def _find_search(record: Queries, name: str, metric: str | None) -> tuning.Searc
     experiment = record.row(id)
     task = dict(experiment.spec["task"])
     measured, baseline = find_metric(experiment, task, metric)
-    on_test = _find_baseline_on_test(task, measured, baseline)
+    on_test = find_baseline_on_test(task, measured.name, baseline)
     tries: list[tuning.Try] = []
     reason = "it is one trial, not a search"
     if not is_number(part):

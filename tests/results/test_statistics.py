@@ -16,6 +16,7 @@ from eigensweep.results.statistics import (
     compare_first_steps,
     compare_paired,
     correct,
+    find_alike_margin,
     find_alike_p,
     find_detectable,
     find_domain,
@@ -164,7 +165,7 @@ def test_likeness_is_claimed_falsely_once_in_twenty_times():
     zero = by_seed(np.zeros(8))
     p = [find_alike_p(compare_paired(by_seed(row), zero), 0.2) for row in rows]
     assert np.mean(np.array(p) <= 0.05) == pytest.approx(0.05, abs=0.025)
-    assert find_alike_p(compare_paired(zero, zero), 0.1) == 0
+    assert find_alike_p(compare_paired(zero, zero), 0.1) == 0.5**8, "a sign test"
     assert find_alike_p(compare_paired({0: 1.0}, {0: 1.0}), 0.1) is None
 
 
@@ -217,7 +218,20 @@ def test_sides_are_paired_by_seed_and_only_where_both_have_it():
     found = compare_paired({5: 1.0, 3: 2.0, 9: 7.0}, {3: 2.5, 4: 0.0, 5: 1.4}, better="higher")
     assert (found.seeds, found.n, found.mean) == ((3, 5), 2, pytest.approx(-0.45))
     assert found.verdict == "not distinguishable"
-    assert compare_paired({0: 2.0, 1: 3.0}, {0: 1.0, 1: 2.0}, better="higher").verdict == "better"
+
+
+@pytest.mark.parametrize("by", [1.0, 0.1])
+def test_equal_differences_are_judged_by_their_signs(by):
+    for n, verdict in ((2, "not distinguishable"), (5, "not distinguishable"), (6, "better")):
+        base = by_seed(np.arange(n) / 7)
+        more = {seed: value + by for seed, value in base.items()}
+        found = compare_paired(more, base, better="higher")
+        assert (found.p, found.verdict) == (0.5 ** (n - 1), verdict)
+        assert find_alike_p(found, 2 * by) == 0.5**n
+        assert find_alike_p(found, by / 2) == 1
+        assert (find_alike_margin(found) is None) == (n < 5)
+    none = compare_paired(base, base)
+    assert (none.p, none.verdict) == (1, "not distinguishable")
 
 
 @pytest.mark.parametrize(

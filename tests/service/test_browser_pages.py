@@ -20,7 +20,7 @@ from eigensweep.client.answers.answers import format_experiment
 from eigensweep.client.answers.trial_table import TrialTable
 from eigensweep.protocol.messages import Takeover
 from eigensweep.results.seeds import summarise
-from eigensweep.results.trial_result import Source
+from eigensweep.results.trial_result import ReplicateResult, Source
 from eigensweep.search_spaces.shipped.presets import load_preset
 from eigensweep.search_spaces.shipped.reproductions import suite_names
 from eigensweep.service.api.app import create_app
@@ -535,6 +535,18 @@ class TestOverviews:
         assert items[1]["measured"]["mean"] == 90
         assert items[2]["measured"] is None
         assert items[2]["reason"] == "no arm of this experiment measures it"
+
+    def test_seconds_a_step_are_those_of_the_seeds(self, client, record):
+        published = {"arm": "scornn", "metric": "seconds_per_step", "value": 0.03}
+        body = {**SPEC, "published": [published]}
+        id = client.post("/v1/experiments", json=body).raise_for_status().json()["id"]
+        ledger = RecordLedger(record.url, id, record.claim(id).generation)
+        ledger.open(0, "scornn", {}, {"training": {"steps": 10}, "replicates": 2}, "h")
+        ledger.begin(0)
+        seeds = [ReplicateResult(seed=n, value=1.0, step_seconds=0.01 * n) for n in (1, 2)]
+        ledger.finish(0, 1, "completed", summarise(seeds))
+        (row,) = client.get(f"/v1/experiments/{id}/published").json()["items"]
+        assert (row["measured"]["mean"], row["gap"]) == pytest.approx((0.015, -0.015))
 
     def test_a_preset_at_another_length_is_not_compared(self, client, record):
         spec = load_preset("enrnn/copying").model_dump(mode="json", exclude_unset=True)

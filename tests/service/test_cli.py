@@ -563,7 +563,7 @@ def test_a_comparison_shows_sides_difference_and_test(cli: Cli, spec: str) -> No
     assert f" {format_share(as_json['pairs'][0]['test']['effect'])} " in shown  # as on pages
     tested, seeds = lines[-2:]
     assert "paired t-test" in tested
-    assert seeds.startswith(f"{id} and {id}/0, at any look: e = ")
+    assert seeds.startswith(f"{id} and {id}/0, on test data at any look: e = ")
 
 
 def test_arms_are_compared_at_equal_effort(cli: Cli, spec: str) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import re
 from html import unescape
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -257,17 +259,44 @@ def test_what_diverged_has_remembered_nothing_of_the_test_data(search, measure):
     assert side["points"][0]["mean"] == pytest.approx((0.002 + 0.004 + baseline) / 3)
 
 
+def test_a_page_sets_test_values_against_the_baseline_of_test_data(search, client):
+    task = {"name": "adding", "length": 50, "valid_size": 100, "test_size": 100}
+    id = search([("lstm", "completed", 0.05)] * 2, task=task)
+    config = TASKS["adding"].Config.model_validate(task)
+    page = client.get(f"/experiments/{id}").text
+    shares = re.findall(r'data-label="of the baseline">([\d.]+)', page)
+    wanted = [0.05 / config.baselines["mse"], 0.1 / config.baselines_on("test")["mse"]]
+    assert [float(each) / 100 for each in shares] == pytest.approx(wanted, rel=5e-3)
+    side, _ = client.get(f"/v1/compare?of={id}/0&of={id}/1").json()["sides"]
+    assert side["test_baseline"] == config.baselines_on("test")["mse"]
+
+
 def test_a_cheap_model_may_have_more_trials_in_the_same_hours(search, measure, record):
     id = search([*LONG, *SHORT])
-    spend(record, id, 360.0, "lstm")
+    spend(record, id, 36_000.0, "gru")
     found = measure(f"{id}/lstm", f"{id}/gru")
-    assert [side["core_hours"] for side in found["sides"]] == pytest.approx([0.1, 1.0])
+    assert [side["core_hours"] for side in found["sides"]] == pytest.approx([1.0, 10.0])
     by_trials, by_hours = found["pairs"]
-    assert (by_hours["equal"], by_hours["hours"]) == ("core hours", pytest.approx(2.0))
+    assert (by_hours["equal"], by_hours["hours"]) == ("core hours", pytest.approx(20.0))
     assert (by_hours["first_trials"], by_hours["second_trials"]) == (20, 2)
     assert by_hours["mean"] < by_trials["mean"]
-    words = f"At 2 core hours each (20 trials of {id}/lstm and 2 of {id}/gru), on test data"
-    assert by_hours["words"].startswith(words)
+    words = f"core hours each (20 trials of {id}/lstm and 2 of {id}/gru), on test data"
+    assert by_hours["words"].startswith(f"At no more than 20 {words}")
+
+
+def test_a_training_that_went_on_costs_what_it_took_in_all(search, measure, record):
+    id = search([*LONG, *SHORT])
+    whole = measure(f"{id}/lstm", f"{id}/gru")["sides"][0]["core_hours"]
+    spend(record, id, 1.0, "lstm")  # most of it was trained elsewhere
+    assert measure(f"{id}/lstm", f"{id}/gru")["sides"][0]["core_hours"] == whole > 0
+
+
+def test_what_stands_beside_a_search_changes_nothing_of_it(search, measure):
+    id = search([*LONG, *SHORT])
+    there, back = (measure(*names) for names in permutations([f"{id}/lstm", f"{id}/gru"]))
+    assert there["sides"] == back["sides"][::-1]
+    for one, other in zip(there["pairs"], back["pairs"], strict=True):
+        assert (one["low"], one["high"]) == pytest.approx((-other["high"], -other["low"]))
 
 
 def test_what_is_no_search_has_no_curve_and_says_why(search, measure, run):

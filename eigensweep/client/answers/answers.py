@@ -88,13 +88,13 @@ def describe_comparison(comparison: Answer) -> Iterator[Part]:
     spread = ("value", "interval", "test", "test_interval")
     yield Table(("name", "trial", "steps", "settings", "n", *spread), rows)
     yield ""
-    heads = ("first", "second", "data", "difference", "interval", "p", "effect", "verdict")
+    judged = ("difference", "interval", "p, corrected", "effect", "verdict")
     rows = [
         [pair["first"], pair["second"], name, *_make_difference_cells(**pair[split])]
         for pair in comparison["pairs"]
         for split, name in (("valid", "validation"), ("test", "test"))
     ]
-    yield Table(heads, rows)
+    yield Table(("first", "second", "data", *judged), rows)
     yield f"\n{comparison['method']}; eigensweep {comparison['version']}"
     yield from describe_more_seeds(comparison)
 
@@ -136,7 +136,8 @@ def describe_more_seeds(comparison: Answer) -> Iterator[str]:
             words += f"; a difference of {plan['difference']:.4g} takes {_say_seeds(plan['seeds'])}"
             words += "" if hours is None else f", about {hours:.2g} core-hours more"
         yield (
-            f"{pair['first']} and {pair['second']}, at any look: e = {seen['e_value']:.3g}; {words}"
+            f"{pair['first']} and {pair['second']}, on test data at any look: "
+            f"e = {seen['e_value']:.3g}; {words}"
         )
 
 

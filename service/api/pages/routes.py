@@ -36,6 +36,7 @@ from eigensweep.service.api.answers.errors import STATUS, answer_error
 from eigensweep.service.api.answers.schemas import Asked, Metric, TrialNow, TrialSummary
 from eigensweep.service.api.callers.callers import Caller, Reader, Submitter
 from eigensweep.service.api.callers.identity import PROXY
+from eigensweep.service.api.comparison import find_baseline_on_test
 from eigensweep.service.api.middleware.page_headers import PAGE_HEADERS, asks_for_page
 from eigensweep.service.api.pages.fields import write_fields
 from eigensweep.service.api.pages.formats import FILTERS, show_number
@@ -207,6 +208,9 @@ def show_experiment(service: TheService, caller: Reader, id: ExperimentId) -> Re
         experiment=experiment,
         ahead=_find_ahead(experiment.metric, best),
         arms=summed.items,
+        test_baseline=find_baseline_on_test(
+            experiment.spec["task"], experiment.metric.name, experiment.baseline
+        ),
         untried=summed.untried,
         published=_find_published(*arms),
         failures=failures,

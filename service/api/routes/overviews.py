@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
-from typing import IO, Annotated
+from typing import IO, Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
@@ -409,7 +409,11 @@ def make_published(experiment: ExperimentRow, arms: Sequence[ArmRecord]) -> Publ
 
 
 def _measure(trial: TrialRow) -> Measured:
-    return Measured(_summarize(trial), _count_parameters(trial))
+    found = _summarize(trial)
+    seeds: Any = trial.scores.get("by_replicate") or [trial.scores]
+    if times := [each["step_seconds"] for each in seeds if each.get("step_seconds") is not None]:
+        found["seconds_per_step"] = summarize(times, "positive")
+    return Measured(found, _count_parameters(trial))
 
 
 def _count_parameters(trial: TrialRow) -> int | None:
