@@ -251,7 +251,8 @@ class RacingConfig(Strict):
         None,
         gt=0,
         description="Time of all trainings of the experiment, by the cores of each, after which no "
-        "further seed begins; null: `most` is the only limit",
+        "further seed begins; what it took over from other trials does not count; null: `most` is "
+        "the only limit",
     )
 
     def list_rounds(self, replicates: int) -> list[int]:

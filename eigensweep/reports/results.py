@@ -16,8 +16,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import JsonValue
-
 from eigensweep.analyses.base import six_digits
 from eigensweep.analyses.messages import RESULT
 from eigensweep.common.versions import git_revision, name_versions
@@ -52,7 +50,7 @@ UNFINISHED: Final = "unfinished"
 CONSTRAINT: Final = "constraint/"
 DEEP: Final = 6
 """Spaces before a line of JSON beyond which it is written behind the line before."""
-LEFT_OUT: Final = ("standard_error", "interval", "reused_from")
+LEFT_OUT: Final = ("standard_error", "interval", "reused_from", "reused_seconds")
 """What a result says of its seeds together, which they tell, and of this machine's record."""
 
 
@@ -355,9 +353,11 @@ def _keep_analysis(suite: Suite, made: MadeAnalysis) -> KeptAnalysis:
     )
 
 
-def _leave_out(result: dict[str, JsonValue] | None) -> dict[str, JsonValue] | None:
-    kept = {name: value for name, value in (result or {}).items() if name not in LEFT_OUT}
-    return None if result is None else kept
+def _leave_out(result: Any) -> Any:
+    """Return a result, or a part of it, without what is left out."""
+    if isinstance(result, dict):
+        return {name: _leave_out(part) for name, part in result.items() if name not in LEFT_OUT}
+    return [_leave_out(part) for part in result] if isinstance(result, list) else result
 
 
 def _bound(content: Any) -> Any:

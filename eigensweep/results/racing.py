@@ -199,9 +199,13 @@ def find_race(spec: ExperimentSpec, trials: Iterable[Ranked]) -> Race | None:
 
 
 def count_core_hours(spec: ExperimentSpec, trials: Iterable[Ranked]) -> float:
-    """Return the core-hours of trainings so far, without those of results that were taken over."""
+    """Return the core-hours of trainings so far, without what was taken over from other trials."""
     results = [each.result for each in trials if each.result is not None]
-    seconds = sum(each.seconds for each in results if each.reused_from is None)
+    seconds = sum(
+        each.seconds - sum(seed.reused_seconds or 0.0 for seed in each.by_replicate)
+        for each in results
+        if each.reused_from is None
+    )
     return seconds * spec.resources.cpus / 3600
 
 

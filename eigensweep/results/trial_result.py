@@ -98,8 +98,10 @@ class ReplicateResult(Measures):
     """Where it was trained, in words, if it was taken up from a file of results; else None."""
     divergence: str | None = None
     """What was not finite, or too high, and at which step; None if it did not diverge."""
+    reused_seconds: float | None = None
+    """Those of `seconds` that were taken over from another trial; None: it was trained here."""
 
-    RARE = Measures.RARE | {"origin", "divergence"}
+    RARE = Measures.RARE | {"origin", "divergence", "reused_seconds"}
 
     def to_dict(self) -> dict[str, object]:
         """Return plain data without what is the same for, or summed up over, all replicates."""

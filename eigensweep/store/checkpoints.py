@@ -162,7 +162,8 @@ class Store(StoredCommits):
     def copy(self, donor_key: str, key: str) -> bool:
         """Give `key` the newest snapshot and curve of `donor_key`; return whether that was done.
 
-        Nothing is done where the donor has no snapshot, or `key` has one already.
+        Its state then says how many of its seconds are the donor's. Nothing is done where the donor
+        has no snapshot, or `key` has one already.
         """
         if self.has_checkpoint(key):
             return False
@@ -174,7 +175,8 @@ class Store(StoredCommits):
         if snapshot is None:
             return False
         attempt = self.attempt(key)
-        self.commit(key, attempt, snapshot.step, snapshot.state, snapshot.points)
+        state = {**snapshot.state, "reused_seconds": snapshot.state.get("seconds")}
+        self.commit(key, attempt, snapshot.step, state, snapshot.points)
         return True
 
     def take_over(self, source_key: str, key: str, attempt: int, step: int) -> None:

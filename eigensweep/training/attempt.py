@@ -449,6 +449,7 @@ class Replicate:
             return replace(now, outcome=None, divergence=None)
         key = f"valid/{training.selection.metric.name}"
         tests = ReportedTests(training.config.task.metrics)
+        seconds = now.seconds * until / training.step
         chosen: CurvePoint | None = None
         latest = self._evaluations_until(until)
         for point in latest:
@@ -469,7 +470,8 @@ class Replicate:
             step=until,
             valid=_part(chosen, "valid/") if chosen else {},
             test={},
-            seconds=now.seconds * until / training.step,
+            seconds=seconds,
+            reused_seconds=now.reused_seconds and min(now.reused_seconds, seconds),
             constraint=_part(latest[-1], "constraint/") if latest else {},
             best_test=tests.best if has_tests else None,
             last_test=tests.last if has_tests else None,

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from math import isfinite
 from pathlib import Path
@@ -144,6 +144,8 @@ class Training:
         self._evaluated = self._tested = -1
         """The steps of the last evaluation, and of the selected weights' test."""
         self._seconds = 0.0
+        self._reused_seconds: float | None = None
+        """As `ReplicateResult.reused_seconds`."""
         self._started: float | None = None
         self._sharing = 1
         self._known: ReplicateResult | None = None
@@ -227,11 +229,12 @@ class Training:
             code=self.code,
             step_seconds=median(self._step_times) if self._step_times else None,
             divergence=self.divergence,
+            reused_seconds=self._reused_seconds,
         )
 
     def take_result(self, known: ReplicateResult) -> None:
         """End with the result of another training with this configuration, seed and budget."""
-        self._known, self.step = known, known.step
+        self._known, self.step = replace(known, reused_seconds=known.seconds), known.step
         self.outcome = "diverged" if known.outcome == "diverged" else "completed"
 
     def lacks_weights(self, state: StateDict) -> bool:
@@ -268,6 +271,7 @@ class Training:
                 "points": [asdict(p) for p in self._points],
                 "last_point": self._last_point,
                 "seconds": self.seconds,
+                "reused_seconds": self._reused_seconds,
                 "step_times": list(self._step_times),
                 "code": self.code,
             }
@@ -310,6 +314,7 @@ class Training:
         self._constraint, self._test = state["constraint"], state["test"]
         self._points = [CurvePoint(**p) for p in state["points"]]
         self._last_point, self._seconds = state["last_point"], state["seconds"]
+        self._reused_seconds = state.get("reused_seconds")
         self._step_times.extend(state.get("step_times", ()))
         self._evaluated = self._tested = self.step if self._last_point >= 0 else -1
         budget_is_longer = self.outcome == "completed" and self.step < self.steps

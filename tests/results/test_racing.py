@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -197,6 +198,27 @@ class TestArms:
         assert begun.lacking == (1,)
         assert (whole.is_over, whole.is_spent) == (True, True)
         assert whole.words.endswith("; its core-hours are spent")
+
+    def test_seeds_that_were_taken_over_spend_no_core_hours(self):
+        content = spec(
+            {"space": {"optimizer.lr": [0.1, 0.01]}},
+            replicates=2,
+            racing={"most": 9, "core_hours": 1.0},
+        )
+        read = ExperimentSpec.model_validate(content)
+
+        def race(reused_seconds: float) -> Race:
+            trials = []
+            for number, values in enumerate([[1.0, 1.2, 1.1], [1.2, 1.0, 1.3]]):
+                *taken, own = result_of(values, 1000.0).by_replicate
+                seeds = [replace(seed, reused_seconds=reused_seconds) for seed in taken]
+                trials.append(Played(number, "scornn", summarise([*seeds, own])))
+            found = find_race(read, trials)
+            assert found is not None
+            return found
+
+        assert race(1000.0).lacking == (0, 1)
+        assert race(400.0).is_spent
 
 
 class TestDecision:

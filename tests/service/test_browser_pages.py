@@ -455,6 +455,24 @@ class TestOverviews:
                 points = [CurvePoint(step, {"valid/cross_entropy": 9.0}, 0) for step in (0, 10)]
                 store.commit(key, attempt, 10, {}, points)
 
+    def test_seeds_of_a_race_leave_curves_comparable(self, client, record, settings):
+        storage = Path(settings.storage_folder)
+        ledger = play(client, record, storage, {**SPEC, "racing": {"most": 3}})
+        here = f"/v1/experiments/{ledger.experiment_id}"
+        before = client.get(f"{here}/curves").json()["items"][0]
+        ledger.reopen(0, ledger.load()[0].config | {"replicates": 3}, "seed 2 of the race")
+        attempt, key = ledger.begin(0), replicate_key(ledger.experiment_id, 0, 2)
+        store = Store(storage)
+        store.begin(key, attempt)
+        points = [CurvePoint(step, {"valid/cross_entropy": 9.0}, 0) for step in range(0, 101, 10)]
+        store.commit(key, attempt, 100, {}, points)
+        seeds = [seed_result(seed, 0.1, "completed") for seed in range(3)]
+        ledger.finish(0, attempt, "completed", summarise(seeds))
+        now = client.get(f"{here}/curves").json()["items"][0]
+        assert (now["number"], now["n"], now["mean"]) == (0, 2, before["mean"])
+        own = client.get(f"{here}/trials/0/curves").json()["items"]
+        assert [curve["seed"] for curve in own] == [0, 1, 2]
+
     @pytest.mark.parametrize("metric", ["nothing", "step", "metrics", "timestamp_ms", "crc32"])
     def test_a_lines_own_names_are_no_metrics(self, client, ledger, metric):
         here = f"/v1/experiments/{ledger.experiment_id}/curves"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from statistics import fmean, stdev
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ from starlette.testclient import TestClient
 
 from eigensweep.client.answers.answers import Answer, describe_race
 from eigensweep.results.seeds import summarise
+from eigensweep.results.trial_result import Outcome, Source
+from eigensweep.search_spaces.planning import find_seeds
 from eigensweep.service.record.ledger import RecordLedger
 
 RACE = {"replicates": 3, "racing": {"most": 5, "seeds": 1}}
@@ -30,15 +34,16 @@ def result_of(number: int, seeds: int, first: int = 0) -> Any:
 class Race:
     """An experiment of three trials whose driver the test plays."""
 
-    def __init__(self, client: TestClient, record: Any) -> None:
+    def __init__(self, client: TestClient, record: Any, reused_from: Source | None = None) -> None:
         self.client = client
         self.id = client.post("/v1/experiments", json={**SPEC, **RACE}).json()["id"]
         self.ledger = RecordLedger(record.url, self.id, record.claim(self.id).generation)
         self.ledger.set_total(3)
         for number in range(3):
             open_trial(self.ledger, number, "scornn", 0.1)
-            result = result_of(number, 3)
-            self.ledger.finish(number, self.ledger.begin(number), "completed", result)
+            result = replace(result_of(number, 3), reused_from=reused_from)
+            outcome: Outcome = "completed" if reused_from is None else "reused"
+            self.ledger.finish(number, self.ledger.begin(number), outcome, result)
 
     def reopen(self, number: int, seeds: int) -> None:
         config = self.ledger.load()[number].config | {"replicates": seeds}
@@ -130,6 +135,62 @@ def test_one_that_ended_in_a_race_says_so_and_keeps_results(race):
     assert found["state"] == "stopped"
     assert found["words"].startswith("the experiment ended before the race was over; trial 0 leads")
     assert race.client.get(f"/v1/experiments/{race.id}").json()["progress"]["completed"] == 3
+
+
+def widen_arms(client: TestClient, record: Any, seeds: int) -> dict[str, Any]:
+    """Return the race of two arms of two configurations, whose best ones have so many seeds."""
+    spec = {**SPEC, "replicates": 3, "racing": {"between": "arms", "most": 9}}
+    id = client.post("/v1/experiments", json=spec).json()["id"]
+    ledger = RecordLedger(record.url, id, record.claim(id).generation)
+    # The seeds that choose a configuration say the opposite of the others.
+    values = ([0.1, 0.1, 0.1, 0.7, 0.8, 0.9, 0.8], [0.5, 0.5, 0.5, 0.4, 0.6, 0.5, 0.4])
+    for number, arm in enumerate(("scornn", "scornn", "lstm", "lstm")):
+        open_trial(ledger, number, arm, 0.1, 3)
+        known = [v + number % 2 for v in values[number // 2]]
+        first = [seed_result(seed, v, "completed") for seed, v in enumerate(known[:3])]
+        ledger.finish(number, ledger.begin(number), "completed", summarise(first))
+    for number in (0, 2):
+        config = ledger.load()[number].config | {"replicates": max(4, seeds)}
+        ledger.reopen(number, config, "the race")
+        known = values[number // 2][:seeds]
+        if seeds > 3:
+            more = [seed_result(seed, v, "completed") for seed, v in enumerate(known)]
+            ledger.finish(number, ledger.begin(number), "completed", summarise(more))
+    answer = client.get(f"/v1/experiments/{id}/race")
+    assert answer.status_code == 200, answer.text
+    content: dict[str, Any] = answer.json()
+    return content
+
+
+def test_seeds_that_chose_a_configuration_show_no_difference(client, record):
+    found = widen_arms(client, record, 7)
+    leader, other = found["racers"]
+    assert (leader["number"], other["number"], other["verdict"]) == (2, 0, "not distinguishable")
+    apart = [0.3, 0.2, 0.4, 0.4]
+    assert other["behind"]["n"] == other["looks"][-1]["seeds"] == 4
+    assert other["behind"]["mean"] == pytest.approx(fmean(apart))
+    assert other["looks"][-1]["mean"] == pytest.approx(fmean(apart))
+    effect, error = fmean(apart) / stdev(apart), 1 / found["wanted_e_value"]
+    assert other["wanted"] == 3 + find_seeds(effect, error)
+    assert other["value"]["n"] == 7
+
+
+def test_before_a_seed_decides_nobody_is_behind(client, record):
+    found = widen_arms(client, record, 3)
+    assert found["state"] == "running"
+    assert [(each["behind"], each["wanted"]) for each in found["racers"]] == [(None, None)] * 2
+    assert found["core_hours"]["needed"] is None
+    lines = str(Answer(found, describe_race)).splitlines()
+    assert [line.split().count("leads") for line in lines[1:3]] == [1, 0]
+
+
+def test_what_would_decide_costs_time_where_results_are_reused(client, record):
+    race = Race(client, record, reused_from=Source("e0", 0))
+    race.reopen(0, 4)
+    hours = race.read()["core_hours"]
+    assert hours["spent"] == 0
+    wanted = race.read()["racers"][1]["wanted"]
+    assert hours["needed"] == pytest.approx(2 * (wanted - 3) * 1.5 / 3600)
 
 
 def test_without_a_race_no_page_has_a_place_for_it(client, record):

@@ -180,6 +180,15 @@ class TestLongerBudget:
         curves = [[(p.step, p.metrics) for p in Store(f).points(k)] for f, k in keys]
         assert curves[0] == curves[1]
 
+    def test_the_time_of_the_shorter_one_is_known_as_such(self, tmp_path):
+        short = to_the_end(Attempt(order(tmp_path), "cpu"))[-1].result
+        longer = {"training": {"steps": 33, "evaluate_every": 5}}
+        going_on = replace(order(tmp_path, **longer), experiment="e2", donor=Source("e1", 3))
+        Attempt(going_on, "cpu")  # lost as soon as it has begun
+        reports = to_the_end(Attempt(replace(going_on, attempt=2), "cpu"))
+        (seed,) = reports[-1].result.by_replicate
+        assert short.seconds <= seed.reused_seconds < seed.seconds
+
     def test_it_has_the_spectra_of_the_shorter_one(self, tmp_path):
         to_the_end(Attempt(order(tmp_path, **KEPT), "cpu"))
         longer = {"training": {**KEPT["training"], "steps": 30}}
@@ -217,6 +226,9 @@ class TestKnownSeeds:
         assert drop_time(reports[-1]) == drop_time(whole[-1])
         origins = [each.origin for each in reports[-1].result.by_replicate]
         assert origins == ["another machine", None]
+        taken, own = reports[-1].result.by_replicate
+        assert taken.reused_seconds == taken.seconds > 0
+        assert own.reused_seconds is None
         points = [Store(tmp_path).points(f"e{n}/0000{3}/0") for n in (1, 2)]
         assert points[0] == points[1]
 

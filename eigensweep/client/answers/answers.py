@@ -309,7 +309,7 @@ def describe_race(content: Answer) -> Iterator[Part]:
         (
             *(racer["number"], racer["arm"], format_cell("settings", racer["params"])),
             *(racer["value"]["n"], format_value(racer["value"]["mean"])),
-            "leads" if behind is None else format_value(behind["mean"]),
+            _say_behind(racer),
             "" if behind is None else format_interval(behind),
         )
         for racer in content["racers"]
@@ -325,6 +325,12 @@ def describe_race(content: Answer) -> Iterator[Part]:
         yield f"{say_count(played['seeds'], 'seed')}: {stay} stay in the race, {left} leave"
     yield from _describe_racers(content)
     yield f"{content['state']}: {content['words']}"
+
+
+def _say_behind(racer: Mapping[str, Any]) -> str:
+    if racer["verdict"] == "leads":
+        return "leads"
+    return "" if racer["behind"] is None else format_value(racer["behind"]["mean"])
 
 
 def _describe_racers(content: Answer) -> Iterator[str]:

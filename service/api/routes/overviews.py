@@ -116,7 +116,10 @@ class PublishedNumbers(AnswerModel):
 
 
 class CurveNow(AnswerModel):
-    """The curve of one trial: at each step the mean over its seeds, and the 95% interval."""
+    """The curve of one trial: at each step the mean over its seeds, and the 95% interval.
+
+    Seeds that a race has added are left out, so that all curves are means over the same seeds.
+    """
 
     number: int
     arm: str
@@ -226,16 +229,19 @@ def get_curves(
 ) -> Curves:
     """Return the curves of each arm's best trials, and of as many that train now.
 
-    Where the store has no curve of a trial, the rungs that it reported are its curve.
+    Seeds that a race has added are left out. Where the store has no curve of a trial, the rungs
+    that it reported are its curve.
     """
     experiment = service.record.row(id)
     name = f"valid/{experiment.metric}" if metric is None else metric
     leaders = list_leaders(service.record, id, trials)
     reports = list_reports(service.record, id, [trial.number for trial in leaders])
     is_own = name == f"valid/{experiment.metric}"
+    races = bool(experiment.spec.get("racing"))
+    most = (experiment.spec.get("replicates") or 1) if races else None
 
     def read(store: Store) -> list[CurveNow]:
-        items = [_make_curve(store, t, reports[t.number], name, points) for t in leaders]
+        items = [_make_curve(store, t, reports[t.number], name, points, most) for t in leaders]
         if metric is not None and not any(item.steps for item in items):
             _refuse_unknown_metric(store, leaders, reports, metric)
         return items
@@ -481,10 +487,18 @@ def _refuse_unknown_metric(
 
 
 def _make_curve(
-    store: Store, trial: TrialRow, reports: Sequence[ReportRow], metric: str, points: int
+    store: Store,
+    trial: TrialRow,
+    reports: Sequence[ReportRow],
+    metric: str,
+    points: int,
+    most: int | None,
 ) -> CurveNow:
-    seeds = [store.sample(key, metric, points) for _, key in _find_keys(trial)]
-    if trial.earlier is not None:  # more seeds begin: until they are as far, those before count
+    """Return the curve of a trial over its first seeds, `most` of them at most; None: over all."""
+    keys = _find_keys(trial)
+    seeds = [store.sample(key, metric, points) for _, key in keys[:most]]
+    if trial.earlier is not None and len(seeds) == len(keys):
+        # More seeds begin: until they are as far, those before count.
         furthest = max((curve[-1].step for curve in seeds if curve), default=0)
         seeds = [curve for curve in seeds if curve and curve[-1].step == furthest] or seeds
     if not any(seeds):

@@ -38,24 +38,28 @@ class RacerNow(AnswerModel):
     params: dict[str, Scalar] = Field(description="What the search chose, by dotted path")
     seeds: int = Field(description="Seeds that it has trained")
     verdict: RaceVerdict = Field(description="What the newest round said of it")
-    value: Summary = Field(description="Over the seeds of the newest round")
+    value: Summary = Field(description="Over all seeds of the newest round")
     behind: Summary | None = Field(
-        description="What it has more than the leader, seed by seed over the same ones, with the "
-        "interval of this comparison alone; null for the leader"
+        description="What it has more than the leader, seed by seed over the seeds that decide, "
+        "with the interval of this comparison alone. These are all of the newest round; between "
+        "arms, where one has several configurations, those after the first `replicates`, which "
+        "chose the configurations. Null for the leader, and while no seed decides"
     )
     looks: list[Look] = Field(
-        description="The comparison with the present leader after each round; empty for the leader"
+        description="The comparison with the present leader after each round, over the seeds that "
+        "decide; empty for the leader, and before two of them"
     )
     wanted: int | None = Field(
-        description="Seeds at which a difference of this size and spread is decided, about; null "
-        "beyond 1,000, and for a trial that is decided"
+        description="Seeds of a trial, with those that do not decide, at which a difference of the "
+        "size and spread of `behind` is decided, about; null beyond 1,000, for a trial that is "
+        "decided, and before two seeds decide"
     )
 
 
 class RaceHours(AnswerModel):
     """Core-hours of a race, with the search before it."""
 
-    spent: float
+    spent: float = Field(description="Without what was taken over from other trials")
     limit: float | None = Field(description="`racing.core_hours`")
     needed: float | None = Field(
         description="Estimate of the further core-hours until each racer has the seeds in "
@@ -146,6 +150,7 @@ def _make_racers(
     leads = read_values(trials[last.leader].result)
     first = spec.seed + race.counted
     counted = [range(first, spec.seed + played.seeds) for played in race.rounds]
+    deciding = counted[-1]
     racers = []
     for number, verdict in judged[:MOST_RACERS]:
         trial = trials[number]
@@ -153,8 +158,8 @@ def _make_racers(
         now = [known[seed] for seed in seeds]
         behind, wanted = None, None
         looks = [] if number == last.leader else list(look_back(known, leads, counted, race.error))
-        if number != last.leader:
-            found = compare_paired(*({seed: v[seed] for seed in seeds} for v in (known, leads)))
+        if number != last.leader and deciding:
+            found = compare_paired(*({seed: v[seed] for seed in deciding} for v in (known, leads)))
             assert found.mean is not None
             behind = Summary(found.mean, found.n, found.sd, found.low, found.high)
             if verdict == "not distinguishable" and (seen := look(found, error=race.error)):
@@ -179,9 +184,10 @@ def _guess_hours(
     """Return the core-hours until the seeds that racers want are there, None if nobody knows."""
     open_ones = [each for each in racers if each.verdict == "not distinguishable"]
     wanted = [each.wanted for each in open_ones if each.wanted is not None]
-    trainings = sum(len(read_values(trial.result)) for trial in trials)
-    if not trainings or not wanted or len(wanted) < len(open_ones):
+    results = [trial.result for trial in trials if read_values(trial.result)]
+    if not results or not wanted or len(wanted) < len(open_ones):
         return None
+    each_takes = sum(each.seconds for each in results) / sum(each.replicates for each in results)
     more = sum(max(0, max(wanted) - each.seeds) for each in racers if each.wanted is not None)
     more += max(0, max(wanted) - racers[0].seeds)  # the leader trains as many
-    return count_core_hours(spec, trials) / trainings * more
+    return more * each_takes * spec.resources.cpus / 3600

@@ -315,11 +315,11 @@ async function showRace() {
       each.arm,
       each.value.n,
       each.value.mean,
-      each.behind ? each.behind.mean : "leads",
+      each.verdict === "leads" ? "leads" : each.behind ? each.behind.mean : "–",
       each.looks.length && each.looks.at(-1).low !== null ? `${digits(each.looks.at(-1).low)} to ${digits(each.looks.at(-1).high)}` : "–",
       each.looks.length ? each.looks.at(-1).e_value : "–",
       each.verdict,
-      each.verdict === "not distinguishable" ? (each.wanted ?? "more than 1,000") : "–",
+      each.verdict === "not distinguishable" && each.looks.length ? (each.wanted ?? "more than 1,000") : "–",
       settings(each.params),
     ]),
   );
