@@ -155,7 +155,7 @@ class TestOrder:
         found = judge_order(
             "a",
             ArmNumbers(HIGH),
-            {"b": ArmNumbers({0: 0.5, 1: 0.52, 2: 0.49}), "c": ArmNumbers(LOW)},
+            {"b": ArmNumbers({0: 0.5, 1: 0.53, 2: 0.49}), "c": ArmNumbers(LOW)},
         )
         assert [pair.verdict for pair in found.pairs] == ["holds", "does not hold"]
         assert found.verdict == "does not hold"
