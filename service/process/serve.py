@@ -173,7 +173,9 @@ def serve(settings: Settings) -> None:
                 raise RuntimeError("the HTTP server ended by itself")
 
         _wait_to_lead(leadership, about, dispatcher, watch)
-        cluster = stack.enter_context(_run_cluster(settings, dispatcher, watcher.mark))
+        cluster = stack.enter_context(
+            _run_cluster(settings, dispatcher, watcher.mark, partial(_keep_lead, leadership, watch))
+        )
         dispatcher.start(cluster, _make_driver_options(settings, place))
         jobs.start()
         stack.callback(jobs.stop)
@@ -190,6 +192,17 @@ def serve(settings: Settings) -> None:
         dispatcher.stop()
         if not stopping.is_set():
             raise LeadLostError(leadership.explain_loss())
+
+
+def _keep_lead(leadership: Leadership, watch: Callable[[], None]) -> None:
+    """Look after what runs beside the service while its Ray starts.
+
+    Raises:
+        LeadLostError: if another service leads by now.
+    """
+    watch()
+    if leadership.term is None:
+        raise LeadLostError(leadership.explain_loss())
 
 
 def start_again(act: Callable[[], None]) -> None:
@@ -538,7 +551,10 @@ def _find_memory() -> int:
 
 
 @contextmanager
-def _run_cluster(settings: Settings, dispatcher: Dispatcher, mark: str) -> Iterator[ClusterProcess]:
+def _run_cluster(
+    settings: Settings, dispatcher: Dispatcher, mark: str, meanwhile: Callable[[], None]
+) -> Iterator[ClusterProcess]:
+    """Start Ray, and end it afterwards; until it answers, `meanwhile` is called every second."""
     from eigensweep.service.queue.cluster_process import ClusterProcess
     from eigensweep.service.record.ledger import RecordLedger
     from eigensweep.workers.cluster.drivers import Drivers
@@ -556,7 +572,7 @@ def _run_cluster(settings: Settings, dispatcher: Dispatcher, mark: str) -> Itera
         Drivers([RecordLedger.__module__]),  # of what drivers are given
     )
     try:
-        cluster.start()
+        cluster.start(meanwhile)
         yield cluster
     finally:
         cluster.stop()

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -111,14 +112,21 @@ class ClusterProcess:
         words = self._words or "the process that holds Ray does not answer"
         return f"{words}, for {silent:.0f} s now"
 
-    def start(self) -> None:
+    def start(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Start the process and wait until Ray answers; try again where it is only slow.
+
+        `meanwhile` is called every second.
 
         Raises:
             StartError: if Ray cannot be started or reached.
+            Exception: whatever `meanwhile` raises.
         """
         self._spawn()
+        due = time.monotonic() + 1.0
         while self._ray_problem is not None:
+            if time.monotonic() >= due:
+                meanwhile()
+                due = time.monotonic() + 1.0
             if self._has_ended():
                 self._end()
                 if not self._is_slow:

@@ -202,6 +202,16 @@ def test_a_ray_that_is_slow_to_start_is_started_again(cluster, away, caplog):
     assert caplog.text.count(words) == 2
 
 
+def test_while_ray_is_slow_to_start_the_rest_is_looked_after(cluster, away):
+    away.with_name("slow").write_text("1000")
+
+    def find_end() -> None:
+        raise RuntimeError("the HTTP server ended by itself")
+
+    with pytest.raises(RuntimeError, match="HTTP server"):
+        cluster.start(find_end)
+
+
 def test_a_process_that_hangs_at_its_end_holds_nothing_up(cluster, away):
     """It leaves a Ray that has not come up, and that can wait for ever."""
     away.with_name("hangs").touch()

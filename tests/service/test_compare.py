@@ -259,7 +259,7 @@ def test_what_diverged_has_remembered_nothing_of_the_test_data(search, measure):
     assert side["points"][0]["mean"] == pytest.approx((0.002 + 0.004 + baseline) / 3)
 
 
-def test_a_page_sets_test_values_against_the_baseline_of_test_data(search, client):
+def test_a_page_has_the_baseline_of_test_data_for_test_values(search, client):
     task = {"name": "adding", "length": 50, "valid_size": 100, "test_size": 100}
     id = search([("lstm", "completed", 0.05)] * 2, task=task)
     config = TASKS["adding"].Config.model_validate(task)
