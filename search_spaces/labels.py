@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from math import floor
 from typing import Any
 
 
@@ -62,6 +63,16 @@ def format_share(ratio: float) -> str:
     if 0 < abs(percent) < 0.001:
         return "< 0.001 %"
     return f"{percent:,.0f} %" if abs(percent) >= 1000 else f"{percent:.3g} %"
+
+
+def format_done(fraction: float) -> str:
+    """Return how much is done in whole percent, rounded down, so that 100 % means all of it.
+
+    >>> [format_done(fraction) for fraction in (0.0, 0.29, 0.996, 1 - 1e-12, 1.0)]
+    ['0 %', '29 %', '99 %', '99 %', '100 %']
+    """
+    percent = floor(round(100 * fraction, 6))  # 100 * 0.29 is a little less than 29
+    return f"{percent if fraction >= 1 else min(percent, 99)} %"
 
 
 def say_count(number: int, noun: str, nouns: str | None = None) -> str:

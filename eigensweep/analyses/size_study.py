@@ -19,8 +19,9 @@ from eigensweep.analyses.base import (
     TrialSubject,
     six_digits,
 )
-from eigensweep.common.direction import best, sign
+from eigensweep.common.direction import Better, best, sign
 from eigensweep.results import figures
+from eigensweep.results.ranking import RANKED, cost
 from eigensweep.search_spaces.trial import Strict
 from eigensweep.store.checkpoints import Store
 from eigensweep.tasks.base import Metric, TaskConfig
@@ -61,6 +62,7 @@ class Curve(Strict):
     """Trials of this arm with this size, from which the best one was chosen."""
     trial: int
     state: str
+    """How the trial ended."""
     replicates: int
     step: list[int]
     """Optimizer steps at which all replicates were evaluated."""
@@ -69,13 +71,18 @@ class Curve(Strict):
     value: list[float]
     """Mean over the replicates at each step."""
     low: list[float]
-    """Smallest value among the replicates at each step."""
+    """Smallest value among the replicates at each step, not the end of an interval."""
     high: list[float]
-    """Largest value among the replicates at each step."""
+    """Largest value among the replicates at each step, not the end of an interval."""
     final: float
     """The last of `value`."""
     best: float
     """The best of `value`."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the trial trained to its end."""
+        return self.state in RANKED
 
 
 class ArmAndSize(Strict):
@@ -99,7 +106,7 @@ class SizeStudyContent(Content):
     baseline: float | None
     """The memoryless baseline; None for another metric than the experiment's own."""
     best_to_worst: list[ArmAndSize]
-    """Ordered by the final value."""
+    """Ordered by the final value; those that did not train to their end come last."""
     sizes: list[Curve]
     """Ordered by line, then by size."""
 
@@ -109,16 +116,20 @@ class SizeStudy(AnalysisMethod[SizeStudyOptions, ExperimentSubject, SizeStudyCon
 
     Each arm is a line of its own. If every size is an arm, as in the preset
     `enrnn/adding-short-sizes`, these arms form one line. Among several trials with the same arm and
-    size (with different learning rates, for example) the best one is shown. Values are those of the
-    test data if `training.test_every_evaluation` was set, and of the validation data otherwise;
-    with replicates they are means.
+    size (with different learning rates, for example) the first in the experiment's ranking is
+    shown, which is by validation data alone. One that did not train to its end is shown only if
+    none of its size did, and marked.
+
+    Values are those of the test data if `training.test_every_evaluation` was set, and of the
+    validation data otherwise; with replicates they are means. `low`, `high` and the bands are the
+    smallest and the largest value among the replicates, not an interval of the mean.
 
     Source: Helfrich & Ye, AAAI 2020, section 6.2, figures 6 and 7.
     """
 
     of = "experiment"
     Options = SizeStudyOptions
-    result_version = 3
+    result_version = 4
 
     def check(self, options: SizeStudyOptions, subject: ExperimentSubject) -> None:
         _parameter(options, subject)
@@ -132,17 +143,19 @@ class SizeStudy(AnalysisMethod[SizeStudyOptions, ExperimentSubject, SizeStudyCon
         split = _split(subject.trials, store, metric.name)
         lines = group_arms(subject.trials, path)
         groups: dict[tuple[str, str, float], list[TrialSubject]] = defaultdict(list)
-        for trial in subject.trials:
+        for trial in sorted(subject.trials, key=lambda trial: _place(trial, subject.better)):
             groups[lines[trial.arm], trial.arm, _size(trial, path)].append(trial)
         order = list(dict.fromkeys(lines.values()))
         curves = [
             curve
             for key in sorted(groups, key=lambda key: (order.index(key[0]), key[2]))
-            if (curve := _best_curve(key[0], key[2], groups[key], store, split, metric))
+            if (curve := _first_curve(key[0], key[2], groups[key], store, split, metric))
         ]
         if not curves:
             raise ValueError(f"no trial of {subject.experiment} has a curve of {metric.name}")
-        ranked = sorted(curves, key=lambda curve: sign(metric.better) * curve.final)
+        ranked = sorted(
+            curves, key=lambda curve: (not curve.is_whole, sign(metric.better) * curve.final)
+        )
         is_own = metric.name == subject.metric
         content = SizeStudyContent(
             experiment=subject.experiment,
@@ -155,9 +168,9 @@ class SizeStudy(AnalysisMethod[SizeStudyOptions, ExperimentSubject, SizeStudyCon
             best_to_worst=[ArmAndSize(arm=curve.arm, size=curve.size) for curve in ranked],
             sizes=curves,
         )
-        columns = ("arm", "size", "trial", "step", "epoch", "value", "low", "high")
+        columns = ("arm", "size", "trial", "state", "step", "epoch", "value", "low", "high")
         rows = (
-            (curve.arm, curve.size, curve.trial, *point)
+            (curve.arm, curve.size, curve.trial, curve.state, *point)
             for curve in curves
             for point in zip(
                 curve.step, curve.epoch, curve.value, curve.low, curve.high, strict=True
@@ -181,7 +194,10 @@ class SizeStudy(AnalysisMethod[SizeStudyOptions, ExperimentSubject, SizeStudyCon
                 _draw_line(curves, ends, line, members, by_epoch, colour)
         what = f"{content.metric} ({content.data})"
         name = content.name.replace("$", r"\$")  # a dollar sign would begin a formula
-        curves.set(title=name, xlabel="epochs" if by_epoch else "optimizer steps", ylabel=what)
+        along = "epochs" if by_epoch else "optimizer steps"
+        if any(curve.replicates > 1 for curve in content.sizes):
+            along += "\nbands: from the smallest to the largest value of the seeds"
+        curves.set(title=name, xlabel=along, ylabel=what)
         ends.set(title=f"against {content.parameter}", xlabel=content.parameter, ylabel=what)
         is_positive = min(value for curve in content.sizes for value in curve.value) > 0
         for panel in (curves, ends):
@@ -191,6 +207,7 @@ class SizeStudy(AnalysisMethod[SizeStudyOptions, ExperimentSubject, SizeStudyCon
                 panel.axhline(
                     content.baseline, color="0.4", linestyle="--", linewidth=0.9, label="baseline"
                 )
+        _mark_cut(ends, [curve for curve in content.sizes if not curve.is_whole])
         size = content.parameter.rpartition(".")[2]
         curves.legend(fontsize=7, ncols=2, title=size if len(lines) == 1 else f"arm, {size}")
         ends.legend(fontsize=7)
@@ -236,7 +253,7 @@ def group_arms(trials: Sequence[TrialSubject], path: str) -> dict[str, str]:
 
 def _draw_line_by_shades(curves: Axes, ends: Axes, line: list[Curve], by_epoch: bool) -> None:
     for curve, shade in zip(line, figures.shades(len(line)), strict=True):
-        _draw_curve(curves, curve, by_epoch, f"{curve.size:g}", shade)
+        _draw_curve(curves, curve, by_epoch, "", shade)
     sizes = [curve.size for curve in line]
     ends.plot(sizes, [c.final for c in line], marker="o", markersize=4, label="final")
     ends.plot(sizes, [c.best for c in line], marker="^", markersize=4, label="best")
@@ -247,7 +264,7 @@ def _draw_line(
 ) -> None:
     for place, curve in enumerate(line, start=1):
         opacity = PALEST + (1 - PALEST) * place / len(line)
-        _draw_curve(curves, curve, by_epoch, f"{curve.arm}, {curve.size:g}", colour, opacity)
+        _draw_curve(curves, curve, by_epoch, f"{curve.arm}, ", colour, opacity)
     sizes = [curve.size for curve in line]
     for values, marker, dashes, word in (
         ([curve.final for curve in line], "o", "-", "final"),
@@ -259,9 +276,20 @@ def _draw_line(
         )  # fmt: skip
 
 
+def _mark_cut(ends: Axes, cut: list[Curve]) -> None:
+    """Draw a ring around the values of trials that did not train to their end."""
+    at = [(curve.size, value) for curve in cut for value in (curve.final, curve.best)]
+    if at:
+        ends.plot(
+            *zip(*at, strict=True), marker="o", markersize=9, markerfacecolor="none",
+            linestyle="none", color="0.4", label="not trained to its end",
+        )  # fmt: skip
+
+
 def _draw_curve(
-    panel: Axes, curve: Curve, by_epoch: bool, label: str, colour: Any, opacity: float = 1.0
+    panel: Axes, curve: Curve, by_epoch: bool, arm: str, colour: Any, opacity: float = 1.0
 ) -> None:
+    label = f"{arm}{curve.size:g}" if curve.is_whole else f"{arm}{curve.size:g} ({curve.state})"
     at = [epoch for epoch in curve.epoch if epoch is not None] if by_epoch else curve.step
     panel.plot(at, curve.value, color=colour, alpha=opacity, label=label, linewidth=1.1)
     if curve.replicates > 1:
@@ -329,16 +357,18 @@ def _split(trials: list[TrialSubject], store: Store, metric: str) -> str:
     return "test_now" if has_test else "valid"
 
 
-def _best_curve(
+def _place(trial: TrialSubject, better: Better) -> tuple[bool, int, float, int]:
+    """Return a key that sorts trials as the ranking does, those without a place in it last."""
+    seeds, value = trial.trial_config.replicates, cost(trial.value, better)
+    return trial.state not in RANKED, -seeds, value, trial.number
+
+
+def _first_curve(
     line: str, size: float, trials: list[TrialSubject], store: Store, split: str, metric: Metric
 ) -> Curve | None:
-    """Return the best trial's curve; None if no trial has a value of this metric."""
-    curves = [
-        curve
-        for trial in trials
-        if (curve := _curve(line, size, len(trials), trial, store, split, metric))
-    ]
-    return min(curves, key=lambda curve: sign(metric.better) * curve.best, default=None)
+    """Return the curve of the first trial that has values of this metric; None if none has."""
+    curves = (_curve(line, size, len(trials), trial, store, split, metric) for trial in trials)
+    return next((curve for curve in curves if curve), None)
 
 
 def _curve(

@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.text import Text
 
 from eigensweep.client.answers.answers import (
     Answer,
@@ -24,7 +32,7 @@ from eigensweep.client.shapes import TrialJson
 from eigensweep.client.spec_file import InputError, with_settings
 from eigensweep.client.trial import Trial
 from eigensweep.protocol.states import ENDED, Action
-from eigensweep.search_spaces.labels import format_value
+from eigensweep.search_spaces.labels import format_done, format_value
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,7 +66,7 @@ class Experiment(Remote):
         best, metric = self.content.get("best"), self.content.get("metric") or {}
         rows = [("experiment", f"{self.id} {self.name}"), ("state", self.state)]
         if self.fraction is not None:
-            rows.append(("done", f"{self.fraction:.0%}"))
+            rows.append(("done", format_done(self.fraction)))
         if best is not None:
             name = f"best {metric.get('name', 'value')}"
             settings = format_cell("settings", best.get("params"))
@@ -292,11 +300,18 @@ class Experiment(Remote):
         return read_events(self.connection, self.path, after)
 
 
+class DoneColumn(ProgressColumn):
+    """How much is done, in percent: 100 % once it is all."""
+
+    def render(self, task: Task) -> Text:
+        return Text(format_done(task.percentage / 100))
+
+
 def make_bar(show: bool | None) -> Progress:
     """Return a progress bar on standard error; None shows it to a person only."""
     console = Console(stderr=True)
     if show is None:
         show = console.is_terminal or console.is_jupyter
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f} %"))
+    columns = (TextColumn("{task.description}"), BarColumn(), DoneColumn())
     more = (TextColumn("{task.fields[state]}"), TimeElapsedColumn())
     return Progress(*columns, *more, console=console, disable=not show)

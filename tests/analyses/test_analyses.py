@@ -328,6 +328,44 @@ class TestSizeStudy:
         worst = max(content["sizes"], key=lambda one: one["final"])["size"]
         assert content["best_to_worst"][-1] == {"arm": "enrnn", "size": worst}
 
+    def test_the_best_trial_of_a_size_is_the_first_in_the_ranking(self, sizes, folders):
+        """The worst curve of all is that of trial 3, which hardly learns."""
+        trials = [
+            trial.model_copy(update={"value": 0.0 if trial.number == 3 else 1.0})
+            for trial in sizes.trials
+        ]
+        content = analyse("size_study", sizes.model_copy(update={"trials": trials}), folders)
+        assert [one["trial"] for one in content["sizes"]] == [3, 0, 2]
+
+    def test_a_size_of_which_no_trial_ended_is_marked(self, sizes, folders):
+        analysis = ANALYSES["size_study"]
+
+        def look(*pruned):
+            trials = [
+                trial.model_copy(update={"state": "pruned"}) if trial.number in pruned else trial
+                for trial in sizes.trials
+            ]
+            whole = sizes.model_copy(update={"trials": trials})
+            return analysis.run(analysis.Options(), whole, folders)
+
+        assert [one.trial for one in look(1).content.sizes] == [3, 0, 2]
+        findings = look(1, 0, 3)
+        assert findings.columns[3] == "state"
+        assert {row[2:4] for row in findings.rows} == {
+            (1, "pruned"),
+            (0, "pruned"),
+            (2, "completed"),
+        }
+        assert findings.content.best_to_worst[0].size == 8
+        curves, ends = analysis.plot(findings.content).axes
+        legend = [text.get_text() for text in curves.get_legend().get_texts()]
+        assert legend[:3] == ["0 (pruned)", "3 (pruned)", "8"]
+        assert "the smallest to the largest value of the seeds" in curves.get_xlabel()
+        (rings,) = [line for line in ends.lines if line.get_label() == "not trained to its end"]
+        assert set(rings.get_xdata()) == {0, 3}
+        plain = analysis.plot(look().content).axes[1].lines
+        assert "not trained to its end" not in [line.get_label() for line in plain]
+
     def test_replicates_are_a_mean_within_their_range(self, sizes, folders):
         both = analyse("size_study", sizes, folders)["sizes"][2]
         assert both["replicates"] == 2

@@ -24,7 +24,7 @@ from eigensweep.results.trial_result import ReplicateResult, Source
 from eigensweep.search_spaces.shipped.presets import load_preset
 from eigensweep.search_spaces.shipped.reproductions import suite_names
 from eigensweep.service.api.app import create_app
-from eigensweep.service.api.pages.formats import show_duration, show_number
+from eigensweep.service.api.pages.formats import show_duration, show_number, show_percent
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.requests.analyses import AnalysisRecord
 from eigensweep.store.checkpoints import Store, replicate_key
@@ -95,12 +95,16 @@ class TestList:
         client.post("/v1/experiments", json=spec(name="another"))
         words = read(client, "/")
         assert re.search(
-            r"who .*running 92 % 7 of 8 trials .* 0\.105 \d[\d.]* % of the baseline", words
+            r"who .*running 91 % 7 of 8 trials .* 0\.105 \d[\d.]* % of the baseline", words
         )
         assert "another queued" in words
         assert "another" not in read(client, "/?name=WHO&state=")
         assert "who" not in read(client, "/?state=queued")
         assert "No experiment matches" in read(client, "/?state=failed")
+
+    def test_100_percent_stands_for_all_of_it(self):
+        shown = [show_percent(fraction) for fraction in (None, 0.29, 0.996, 1.0)]
+        assert shown == ["–", "29 %", "99 %", "100 %"]
 
     def test_pages_lead_through_all_of_them(self, client, spec):
         for number in range(30):

@@ -234,6 +234,15 @@ class TestText:
         assert answers["verdict"]["pairs"][0]["test"]["words"]
         assert experiment.best["number"] == 1
 
+    def test_only_what_is_over_is_done_to_100_percent(self, experiment):
+        experiment.content |= {"progress": {"fraction": 0.996}}
+        assert "99 %" in experiment._repr_html_()
+        with experiments.make_bar(True) as bar:
+            bar.add_task("e", total=1.0, completed=0.996, state="running")
+            bar.add_task("f", total=1.0, completed=1.0, state="completed")
+            table = bar.make_tasks_table(bar.tasks)
+        assert [str(cell) for cell in table.columns[2].cells] == ["99 %", "100 %"]
+
     def test_a_long_table_shows_its_beginning(self, experiment):
         table = experiment.trials
         assert repr(table) == str(table)

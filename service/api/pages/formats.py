@@ -8,7 +8,12 @@ from typing import Any
 
 from rich.filesize import decimal
 
-from eigensweep.search_spaces.labels import describe_settings, format_share, format_value
+from eigensweep.search_spaces.labels import (
+    describe_settings,
+    format_done,
+    format_share,
+    format_value,
+)
 
 MISSING = "–"
 """Stands where there is no value."""
@@ -78,8 +83,8 @@ def show_time(moment: datetime | None) -> str:
 
 
 def show_percent(fraction: float | None) -> str:
-    """Return a fraction in percent."""
-    return MISSING if fraction is None else f"{100 * fraction:.0f} %"
+    """Return how much is done, in percent."""
+    return MISSING if fraction is None else format_done(fraction)
 
 
 def flatten(content: Any, path: str = "") -> Iterable[tuple[str, Any]]:
