@@ -219,8 +219,8 @@ class Recorder(tune.Callback):
             self._sweep.end(order.number, "failed", error=words)
             return
         by: LostBy = "memory" if isinstance(loss, MemoryShortageError) else "process"
-        cause = getattr(loss, "cause", None)  # what the process raised, without Ray's words
-        loss = cause if isinstance(cause, Exception) else loss
+        cause = getattr(loss, "cause", None)
+        loss = cause if isinstance(cause, ForkedEndedError | StaleWriteError) else loss
         words = "unknown" if loss is None else str(loss).strip()[:LONGEST_CAUSE]
         self._sweep.lose(order.number, order.attempt, words, by=by)
 
