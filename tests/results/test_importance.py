@@ -111,3 +111,34 @@ def test_values_that_are_no_numbers_have_a_column_each():
     assert shares["clip"] > 0.9
     assert sum(shares.values()) == pytest.approx(1.0)
     assert set(find_shares(points, [1.0] * 6).values()) == {0.0}
+
+
+@pytest.mark.parametrize("trials", [6, 12, 40])
+def test_shares_of_equal_splits_hang_on_nothing_but_the_trials(trials):
+    rng = random.Random(trials)
+    points = [
+        {"lr": rng.choice([0.1, 0.01]), "size": rng.choice([8, 16]), "name": rng.choice("ab")}
+        for _ in range(trials)
+    ]
+    values = [10 * p["lr"] + 0.2 * (p["name"] == "a") + p["size"] * rng.random() for p in points]
+    shares = find_shares(points, values)
+    turned = [dict(reversed(point.items())) for point in points]
+    coded = [point | {"name": int(point["name"] == "a")} for point in points]
+    for same in (
+        find_shares(points, [value + 0.1 for value in values]),
+        find_shares(turned, values),
+        find_shares(coded, values),
+    ):
+        assert same == pytest.approx(shares)
+
+
+def test_parameters_that_vary_together_have_equal_shares():
+    points = [{"name": "ab"[n % 2], "twin": n % 2, "lr": n // 2} for n in range(12)]
+    shares = find_shares(points, [n % 2 + 0.01 * n for n in range(12)])
+    assert shares["name"] == shares["twin"] > 0.4
+
+
+def test_of_two_unlike_splits_that_tie_one_gets_the_whole_gain():
+    points = [{"first": n % 2, "second": n // 2 % 2} for n in range(40)]
+    shares = find_shares(points, [float(p["first"] + p["second"]) for p in points])
+    assert shares["first"] == pytest.approx(0.5, abs=0.1)
