@@ -72,25 +72,25 @@ def _grow(columns: Floats, owners: Ints, goal: Floats) -> Floats:
     """Return what the splits of one tree take away of the squared error, by parameter."""
     taken = np.zeros(owners.max() + 1)
     fewest = max(2, min(FEWEST, len(goal)))
-    waiting = [(columns, goal)]
+    waiting = [np.arange(len(goal))]
     while waiting:
-        columns, goal = waiting.pop()
-        count = len(goal)
+        rows = waiting.pop()
+        count = len(rows)
         if count < fewest:
             continue
-        order = np.argsort(columns, axis=0, kind="stable")
-        places = np.take_along_axis(columns, order, axis=0)
-        left = np.cumsum((goal - goal.mean())[order], axis=0)[:-1]
+        here, found = columns[rows], goal[rows]
+        order = np.argsort(here, axis=0, kind="stable")
+        places = np.take_along_axis(here, order, axis=0)
+        left = np.cumsum((found - found.mean())[order], axis=0)[:-1]
         below = np.arange(1, count)[:, None]
         gains = left**2 * (1 / below + 1 / (count - below))
         gains[places[1:] == places[:-1]] = 0.0
         gain = gains.max()
-        if gain <= 1e-12 * (goal @ goal):
+        if gain <= 1e-12 * (found @ found):
             continue
         side, makers = _choose(gains >= (1 - TIED) * gain, order, owners)
         taken[makers] += gain / len(makers)
-        for part in (side, ~side):
-            waiting.append((columns[part], goal[part]))
+        waiting += [rows[side], rows[~side]]
     return taken
 
 
@@ -101,9 +101,9 @@ def _choose(tied: Bools, order: Ints, owners: Ints) -> tuple[Bools, list[int]]:
     on the rows alone.
     """
     makers: dict[bytes, set[int]] = defaultdict(set)
-    for row, column in np.argwhere(tied):
+    for row, column in zip(*(places.tolist() for places in tied.nonzero()), strict=True):
         side = np.zeros(len(order), dtype=bool)
         side[order[: row + 1, column]] = True
-        makers[(side == side[0]).tobytes()].add(int(owners[column]))
+        makers[(side if side[0] else ~side).tobytes()].add(int(owners[column]))
     chosen = min(makers)
     return np.frombuffer(chosen, dtype=bool), sorted(makers[chosen])
