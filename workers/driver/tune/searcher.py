@@ -13,13 +13,14 @@ from ray.tune.experiment import Trial
 from ray.tune.search import SearchAlgorithm
 from ray.tune.stopper import Stopper
 
-from eigensweep.protocol.ledger import RungReport
+from eigensweep.protocol.ledger import RungReport, StaleWriteError
 from eigensweep.protocol.messages import LostBy, Order, Report
 from eigensweep.training.memory_limit import read_last_words
 from eigensweep.workers.driver.nodes.places import find_place
 from eigensweep.workers.driver.sweep import Sweep
 from eigensweep.workers.driver.tune.actor_events import MemoryShortageError
 from eigensweep.workers.driver.tune.trainable import request_place
+from eigensweep.workers.processes.forked import ForkedEndedError
 from eigensweep.workers.processes.runner import REPORT
 from eigensweep.workers.processes.trial_process import TrialProcess
 
