@@ -250,6 +250,7 @@ def compare_first_steps(a: Mapping[int, float], b: Mapping[int, float], last: fl
     holds for few seeds and with ties. Its score also says who is earlier: `mean`, the difference of
     the means up to `last`, may say otherwise where a few trainings never get there.
 
+    >>> from math import inf
     >>> one, other = dict(enumerate([10, 20, 20, 30])), dict(enumerate([40, 60, inf, inf]))
     >>> round(compare_first_steps(one, other, 100).p, 3)
     0.029

@@ -158,8 +158,8 @@ def finish_trial(
     trial.ended_at = time.time()
     if trial.result is not None:
         trial.value = trial.result.get("value")
-        seeds: Any = trial.result.get("by_replicate") or (trial.result,)
-        step = max(int(each.get("step") or 0) for each in seeds)
+        seeds: Any = trial.result.get("by_replicate") or ()
+        step = max(int(each.get("step") or 0) for each in (trial.result, *seeds))
         is_final = outcome in RANKED or outcome == "diverged"  # else it had come further
         trial.step = step if is_final and step else max(trial.step, step)
     trial.rank = cost(trial.value if outcome in RANKED else None, experiment.better)
