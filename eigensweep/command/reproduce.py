@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 from rich.console import Console
@@ -27,6 +27,8 @@ RESULTS_VARIABLE = "EIGENSWEEP_RESULTS"
 """Tells a service where results are that it takes up."""
 PASS_SECONDS = 2.0
 """Pause between two looks at the reproductions."""
+LOST: Final = ("stalled", "failed", "cancelled")
+"""States of a trial that has not come to its end: a retry may bring it there."""
 
 
 if TYPE_CHECKING:
@@ -185,7 +187,8 @@ def save_results(client: Client, budget: str, folder: Path, note: str | None) ->
 def keep_finished(settings: Settings, folder: Path, note: str | None) -> list[Path]:
     """Keep the results of what has finished in the home folder, without a service.
 
-    A reproduction has finished if all of its experiments are completed, even if it has no report.
+    A reproduction has finished if all of its experiments are completed, even if it has no report,
+    and none of their trials was lost.
     Where it has one, the results name the machine and revision that the report names. Of any other
     reproduction the trials and seeds that have finished are kept, in the folder `unfinished` below.
     One whose suite or experiments are gone is left out, and that is printed.
@@ -214,8 +217,10 @@ def keep_finished(settings: Settings, folder: Path, note: str | None) -> list[Pa
     for found in kept.list():
         is_whole = found.state == "finished" or kept.has_trained(found)
         try:
-            look = None if is_whole else keep_ended
-            order = reproducer.make_order(found, look)
+            order = reproducer.make_order(found, None if is_whole else keep_ended)
+            trials = (trial for each in order.experiments for trial in each.trials)
+            if is_whole and any(trial.state in LOST for trial in trials):
+                is_whole, order = False, reproducer.make_order(found, keep_ended)
         except (LookupError, ValueError) as error:
             typer.echo(f"{found.name} ({found.budget}) is left out: {error}", err=True)
             continue

@@ -19,6 +19,7 @@ from helpers.reproduced import (
     leave_undrawn,
     play_driver,
 )
+from sqlalchemy import update
 from starlette.testclient import TestClient
 
 from eigensweep.client import RefusedError, connection
@@ -41,6 +42,7 @@ from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.requests.reproductions import Posted, Wanted
 from eigensweep.service.record.sql import database
+from eigensweep.service.record.sql.tables import TrialRow
 from eigensweep.service.settings import Settings
 from eigensweep.store.checkpoints import Store, replicate_key
 from eigensweep.store.places.durable_files import StoreAwayError
@@ -593,6 +595,19 @@ class TestCommandLine:
         assert run("--results-only", "--results", str(tmp_path / "kept")).exit_code == 0
         assert not part.exists()
         assert (tmp_path / "kept" / part.name).is_file()
+
+    @pytest.mark.parametrize("state", ["stalled", "failed"])
+    def test_one_with_a_trial_that_was_lost_is_not_whole(
+        self, client, finished, run, tmp_path, home, state
+    ):
+        lose = update(TrialRow).where(TrialRow.number == 0).values(state=state)
+        database.write(client.app.state.service.record.url, lambda rows: rows.execute(lose))
+        place = tmp_path / "kept" / UNFINISHED / name_file(NAME, "short")
+        assert run("--results-only", "--results", str(tmp_path / "kept")).exit_code == 0
+        kept = read_results(place.read_bytes()).experiments[0].trials
+        assert kept
+        assert 0 not in [trial.number for trial in kept]
+        assert read_folder(tmp_path / "kept") == []
 
     def test_one_whose_experiment_was_deleted_is_left_out(self, client, run, tmp_path, home):
         posted = post(client).json()
