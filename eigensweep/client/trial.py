@@ -39,7 +39,7 @@ class Trial(Answer):
         return read_weights(self._connection.download(path), config, which)
 
     def logs(self) -> str:
-        """Return what its process has printed, the newest 65,536 letters; '' where nothing was.
+        """Return what its process has printed, the newest 65,536 characters; '' if nothing.
 
         What trials print that an engine trains together is in the logs of their node's Ray.
         """

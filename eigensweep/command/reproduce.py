@@ -22,12 +22,13 @@ from eigensweep.client.connection import find_home, outlast_restart
 from eigensweep.client.reproductions import Reproduction
 from eigensweep.command.frame import FAILURE, Call
 from eigensweep.command.quickstart import NotReadyError, running_service
+from eigensweep.protocol.states import UNTRAINED
 
 RESULTS_VARIABLE = "EIGENSWEEP_RESULTS"
 """Tells a service where results are that it takes up."""
 PASS_SECONDS = 2.0
 """Pause between two looks at the reproductions."""
-LOST: Final = ("stalled", "failed", "cancelled")
+LOST: Final = UNTRAINED | {"cancelled"}
 """States of a trial that has not come to its end: a retry may bring it there."""
 
 

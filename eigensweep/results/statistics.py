@@ -292,7 +292,7 @@ def find_alike_p(difference: Difference, margin: float) -> float | None:
         return None
     error, freedom = difference.sd / sqrt(difference.n), difference.n - 1
     nearest = margin - abs(difference.mean)
-    if _are_equal(difference.mean, error):
+    if _lack_spread(difference.mean, error):
         return 0.5**difference.n if nearest > 0 else 1.0
     return float(stdtr(freedom, -nearest / error))
 
@@ -306,7 +306,7 @@ def find_alike_margin(difference: Difference) -> float | None:
 
     if difference.mean is None or difference.sd is None:
         return None
-    if _are_equal(difference.mean, difference.sd) and 0.5**difference.n > SIGNIFICANCE:
+    if _lack_spread(difference.mean, difference.sd) and 0.5**difference.n > SIGNIFICANCE:
         return None
     quantile = float(stdtrit(difference.n - 1, 1 - SIGNIFICANCE))
     return abs(difference.mean) + quantile * difference.sd / sqrt(difference.n)
@@ -391,12 +391,12 @@ def _two_sided_p(mean: float, error: float, freedom: int) -> float:
     """Return P(|T| >= |mean / error|); where all differences are equal, that of the sign test."""
     from scipy.special import stdtr
 
-    if _are_equal(mean, error):
+    if _lack_spread(mean, error):
         return 0.5**freedom if mean else 1.0
     return float(2 * stdtr(freedom, -abs(mean) / error))
 
 
-def _are_equal(mean: float, error: float) -> bool:
+def _lack_spread(mean: float, error: float) -> bool:
     """Tell whether differences with this mean have no spread but that of rounding."""
     return error <= ROUNDING * abs(mean)
 

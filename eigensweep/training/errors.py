@@ -37,7 +37,7 @@ DEVICE_LOST = (
 )
 """The last ones are files that PyTorch names where it finds its own state inconsistent."""
 
-RAYS_OWN = "ray_terminate_msg"
+MARK_OF_RAY = "ray_terminate_msg"
 """An attribute of the `SystemExit` by which Ray ends a process of its own, in Ray 2.60."""
 
 
@@ -74,7 +74,7 @@ def refuse_exit() -> Iterator[None]:
     try:
         yield
     except SystemExit as error:
-        if hasattr(error, RAYS_OWN):
+        if hasattr(error, MARK_OF_RAY):
             raise
         raise RuntimeError(f"the model or task has called sys.exit({error.code!r})") from error
 

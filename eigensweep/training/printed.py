@@ -15,16 +15,16 @@ from eigensweep.store.commits.kept_files import PRINTED
 from eigensweep.store.places.durable_files import StorageError
 
 LONGEST: Final = 64 * 1024
-"""So many letters are kept, the newest."""
+"""So many characters are kept, the newest."""
 PAUSE_SECONDS: Final = 2.0
-"""From the first letter that is not kept yet until all are."""
+"""From the first character that is not kept yet until all are kept."""
 
 
 class Printed:
-    """Within it, what this process prints is kept in the store as well, one attempt's.
+    """A context in which all that this process prints is kept in the store as well.
 
-    That is what Python writes to standard output and standard error, warnings and logs too, not
-    what a library in C writes. No failure of the store is told: commits fail as well then.
+    That is what Python writes to standard output and standard error, warnings and logs too, but not
+    what a library in C writes. Where the store fails, nothing is said here: commits say it.
     """
 
     def __init__(self, order: Order) -> None:

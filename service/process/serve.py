@@ -174,7 +174,12 @@ def serve(settings: Settings) -> None:
 
         _wait_to_lead(leadership, about, dispatcher, watch)
         cluster = stack.enter_context(
-            _run_cluster(settings, dispatcher, watcher.mark, partial(_keep_lead, leadership, watch))
+            _run_cluster(
+                settings,
+                dispatcher,
+                watcher.mark,
+                partial(_watch_while_starting, leadership, watch),
+            )
         )
         dispatcher.start(cluster, _make_driver_options(settings, place))
         jobs.start()
@@ -194,7 +199,7 @@ def serve(settings: Settings) -> None:
             raise LeadLostError(leadership.explain_loss())
 
 
-def _keep_lead(leadership: Leadership, watch: Callable[[], None]) -> None:
+def _watch_while_starting(leadership: Leadership, watch: Callable[[], None]) -> None:
     """Look after what runs beside the service while its Ray starts.
 
     Raises:

@@ -248,9 +248,8 @@ def test_prints_are_text_for_all_who_ask(client, experiment, monkeypatch):
     page = client.get(f"/experiments/{experiment.id}/trials/0").text
     (link,) = re.findall(r'href="([^"]*/logs)"', page)
     answer = client.get(link)
-    assert (answer.text, answer.headers["Content-Type"]) == (
-        f"{prints}\n", "text/plain; charset=utf-8"
-    )  # fmt: skip
+    assert answer.text == f"{prints}\n"
+    assert answer.headers["Content-Type"] == "text/plain; charset=utf-8"
     monkeypatch.setattr(Client, "experiment", lambda client, id: experiment)
     monkeypatch.setattr(frame, "Client", lambda _: Client("http://here"))
     said = CliRunner().invoke(cli.app, ["logs", f"{experiment.id}/0"])

@@ -279,6 +279,17 @@ class TestKnownSeeds:
             read_weights(content, attempt.replicates[0].training.config, "last")
 
 
+def let_diverge(monkeypatch, after):
+    """Let the loss of the step after so many be NaN."""
+    see_update = Training.see_update
+
+    def fail(training, loss, *norms):
+        lost = training.step == after
+        return see_update(training, loss * float("nan") if lost else loss, *norms)
+
+    monkeypatch.setattr(Training, "see_update", fail)
+
+
 class TestRungs:
     def test_a_trial_reports_its_best_so_far_at_every_rung(self, tmp_path):
         reports = to_the_end(Attempt(order(tmp_path), "cpu"))
@@ -289,13 +300,7 @@ class TestRungs:
         assert reports[-1].result.value == values[-1]
 
     def test_an_end_by_a_failed_step_is_committed_too(self, tmp_path, monkeypatch):
-        see_update = Training.see_update
-
-        def fail(training, loss, *norms):
-            lost = training.step == 20
-            return see_update(training, loss * float("nan") if lost else loss, *norms)
-
-        monkeypatch.setattr(Training, "see_update", fail)
+        let_diverge(monkeypatch, after=20)
         fields = {"training": {"steps": 40, "evaluate_every": 10}, "scheduler": {"rung_every": 20}}
         run = replace(order(tmp_path, **fields), rungs=(20, 40))
         last = to_the_end(Attempt(run, "cpu"))[-1]
@@ -304,13 +309,7 @@ class TestRungs:
         assert (snapshot.step, snapshot.state["outcome"]) == (20, "diverged")
 
     def test_a_seed_has_diverged_from_its_step_on_alone(self, tmp_path, monkeypatch):
-        see_update = Training.see_update
-
-        def fail(training, loss, *norms):
-            lost = training.step == 13
-            return see_update(training, loss * float("nan") if lost else loss, *norms)
-
-        monkeypatch.setattr(Training, "see_update", fail)
+        let_diverge(monkeypatch, after=13)
         attempt = Attempt(order(tmp_path), "cpu")
         to_the_end(attempt)
         (replicate,) = attempt.replicates

@@ -3,15 +3,18 @@
 import errno
 import json
 import platform
+import sys
 from dataclasses import replace
 
 import pytest
 from orders import make_order
+from ray._raylet import raise_sys_exit_with_custom_error_message
 from ray.tune.result import STDERR_FILE, STDOUT_FILE, TRIAL_INFO
 
 from eigensweep.protocol.code import ForeignCodeError
 from eigensweep.store.places.durable_files import storage_error
 from eigensweep.tasks.corpus import CorpusMissingError
+from eigensweep.training.errors import refuse_exit
 from eigensweep.workers.driver.tune.trainable import give_order_alone, request_place
 from eigensweep.workers.processes import runner
 from eigensweep.workers.processes.runner import LOST, REPORT, Runner
@@ -73,6 +76,13 @@ def test_a_process_is_given_nothing_that_only_tune_can_read():
     order = make_order().to_dict()
     added = {TRIAL_INFO: object(), STDOUT_FILE: None, STDERR_FILE: None}
     assert give_order_alone(order | added) == order
+
+
+def test_ray_ends_its_own_processes_by_an_exit():
+    with pytest.raises(SystemExit), refuse_exit():
+        raise_sys_exit_with_custom_error_message("the node drains")
+    with pytest.raises(RuntimeError, match=r"called sys.exit\(3\)"), refuse_exit():
+        sys.exit(3)
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), FileNotFoundError(2, "no file")])

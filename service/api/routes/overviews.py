@@ -365,7 +365,7 @@ def get_weights(
 def get_logs(service: TheService, id: ExperimentId, number: TrialNumber) -> Response:
     """Return what a trial's process wrote to standard output and standard error, as text.
 
-    These are prints, warnings and logs, some seconds old: the newest 65,536 letters of the last
+    These are prints, warnings and logs, some seconds old: the newest 65,536 characters of the last
     attempt that wrote anything. Empty if none did. What trials write that an engine trains
     together is in the logs of their node's Ray. A reused trial has the text of its source.
     """
