@@ -3,9 +3,9 @@
 All intervals cover 95% and are Student's. The interval of a loss is made on the scale of
 logarithms, and that of an accuracy on the scale of logits, by the delta method: so neither leaves
 what the metric can be. A difference is paired: the same seed gives both sides the same data and the
-same start, so what the seed alone does cancels. The p-value is that of the paired t-test. Among
-several comparisons p-values are corrected after Holm (1979), "A simple sequentially rejective
-multiple test procedure".
+same start, so what the seed alone does cancels. The p-value is that of the paired t-test, or of a
+sign test where all differences are equal. Among several comparisons p-values are corrected after
+Holm (1979), "A simple sequentially rejective multiple test procedure".
 
 Importing this does not load scipy: one training needs none. Classes that an answer of the API shows
 as they are have `__pydantic_config__`, by which the docstrings of their fields describe it.
@@ -36,7 +36,10 @@ POWER = 0.8
 LARGEST_EXPONENT = 500.0
 """Above it an interval says nothing, and its ends would leave the numbers of a computer."""
 
-TEST = "two-sided paired t-test over shared seeds, p-values corrected after Holm"
+TEST = (
+    "two-sided paired t-test over shared seeds, or sign test where all differences are equal; "
+    "p-values corrected after Holm"
+)
 """The test behind each `Difference`, in words."""
 
 Verdict = Literal["better", "worse", "equivalent", "not distinguishable", "not comparable"]
