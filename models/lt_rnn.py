@@ -18,6 +18,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from eigensweep.common.autograd import Function
 from eigensweep.models.base import Shapes, State
 from eigensweep.models.gradient_factor import multiply_gradient
 from eigensweep.models.matrices.initial import Initial, draw
@@ -191,7 +192,7 @@ def _unit_vectors(seed: Tensor, n: int, count: int, dtype: torch.dtype) -> Tenso
     return _UnitVectors.apply(seed, n, count, dtype)  # type: ignore[no-untyped-call]
 
 
-class _UnitVectors(torch.autograd.Function):
+class _UnitVectors(Function):
     """Random unit vectors as columns, (..., n, count), one draw for each seed (...)."""
 
     @staticmethod

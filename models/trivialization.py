@@ -14,6 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from eigensweep.common.autograd import Function
 from eigensweep.models.base import Shapes
 from eigensweep.models.matrices.exponential import exponential
 from eigensweep.models.matrices.orthogonal import cayley, reorthogonalise, skew
@@ -126,7 +127,7 @@ def _moved(base: Tensor, A: Tensor, project: Tensor, name: OrthogonalMap) -> Ten
     return torch.where(project[..., None, None], reorthogonalise(W), W)
 
 
-class _Rebased(torch.autograd.Function):
+class _Rebased(Function):
     """What `rebase` does. Has no gradient.
 
     On a CPU nothing is computed for the others. Elsewhere looking for them would wait for the

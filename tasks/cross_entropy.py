@@ -7,6 +7,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from eigensweep.common.autograd import Function
+
 Reduction = Literal["mean", "sum"]
 
 NARROW = 32.0
@@ -48,7 +50,7 @@ def _apply(
     return _CrossEntropy.apply(logits, y, mask, reduction, with_gradient)  # type: ignore[no-untyped-call]
 
 
-class _CrossEntropy(torch.autograd.Function):
+class _CrossEntropy(Function):
     """The loss of each lane and its gradient: logits (M, N, p), y and mask (M, N), loss (M,)."""
 
     @staticmethod
@@ -94,7 +96,7 @@ class _CrossEntropy(torch.autograd.Function):
         return tuple(o.reshape(size, len(o) // size, *o.shape[1:]) for o in outputs), (0, 0)
 
 
-class _Gradient(torch.autograd.Function):
+class _Gradient(Function):
     """The gradient of each lane's loss by its logits, times the gradient that reaches the loss."""
 
     @staticmethod

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from eigensweep.common.autograd import Function
 from eigensweep.models.matrices.spectral_radius import dominant_eigenvalue
 
 WORTH_IT = 128
@@ -57,7 +58,7 @@ class DominantEigenvalue(nn.Module):
         self.age.copy_(age)
 
 
-class _Followed(torch.autograd.Function):
+class _Followed(Function):
     """(block, value, age) after a step, of lanes (...) of matrices. Has no gradient."""
 
     @staticmethod

@@ -24,6 +24,7 @@ from numpy.polynomial import Chebyshev, Polynomial
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from eigensweep.common.autograd import Function
 from eigensweep.models.matrices.division import Divisor
 from eigensweep.models.matrices.mirror import mirrored_product, skew_part, symmetric
 from eigensweep.models.matrices.orthogonal import polish
@@ -67,7 +68,7 @@ class _Lanes:
         return torch.stack([lane.gradient(g) for lane, g in zip(self.lanes, G, strict=True)])
 
 
-class _Exponential(torch.autograd.Function):
+class _Exponential(Function):
     """exp(A) of matrices (..., n, n), by `lanes`, which keeps what the gradient needs."""
 
     @staticmethod
@@ -95,7 +96,7 @@ class _Exponential(torch.autograd.Function):
         return _Exponential.apply(A.movedim(in_dims[0], 0), lanes), 0  # type: ignore[no-untyped-call]
 
 
-class _Gradient(torch.autograd.Function):
+class _Gradient(Function):
     """The gradient to A from that to exp(A), both (..., n, n). Has no gradient of its own."""
 
     @staticmethod

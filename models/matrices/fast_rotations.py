@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from eigensweep.common.autograd import Function
 from eigensweep.models.matrices.rotations import Angles
 
 Style = Literal["tunable", "fft"]
@@ -81,7 +82,7 @@ class _Layers:
             self.pairs(X, k)[1].mul_(phase if direction > 0 else phase.conj())
 
 
-class _Product(torch.autograd.Function):
+class _Product(Function):
     """(theta, phi or None, style) to the products, lanes in front."""
 
     @staticmethod
@@ -112,7 +113,7 @@ class _Product(torch.autograd.Function):
         return made, dims[0]
 
 
-class _Gradients(torch.autograd.Function):
+class _Gradients(Function):
     """The backward pass: gradients of theta and phi, lanes in front."""
 
     @staticmethod

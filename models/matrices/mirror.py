@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from eigensweep.common.autograd import Function
 from eigensweep.models.recurrence.native.library import load_library, use_native
 
 SOURCE = Path(__file__).with_name("mirror.cpp")
@@ -58,7 +59,7 @@ def less_transpose(M: Tensor) -> Tensor:
     return _LessTranspose.apply(M)  # type: ignore[no-untyped-call]
 
 
-class _LessTranspose(torch.autograd.Function):
+class _LessTranspose(Function):
     """M - Mᵀ, which is its own adjoint."""
 
     @staticmethod

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from eigensweep.common.autograd import Function
 from eigensweep.models.matrices.division import LARGE, inverse_by_products
 from eigensweep.models.matrices.initial import semi_orthogonal
 from eigensweep.models.matrices.mirror import less_transpose
@@ -34,7 +35,7 @@ def cayley(A: Tensor) -> Tensor:
     return _Cayley.apply(A)  # type: ignore[no-untyped-call]
 
 
-class _Cayley(torch.autograd.Function):
+class _Cayley(Function):
     """W = (I + A)⁻¹ (I - A), so that dW = -(I + W) dA (I + W) / 2; it has all derivatives."""
 
     @staticmethod

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from eigensweep.common.autograd import Function
+
 LARGEST_CONDITION = 1e8
 """Condition number κ of an eigenvalue from which on it counts as multiple (float64)."""
 
@@ -102,7 +104,7 @@ def _radius(
     return SpectralRadius.apply(T, needed, near, with_slope)  # type: ignore[no-untyped-call]
 
 
-class SpectralRadius(torch.autograd.Function):
+class SpectralRadius(Function):
     """(ρ, ∂ρ/∂T, whether the dominant eigenvalue is nearly multiple), of lanes of matrices.
 
     T is (..., s, s) and `needed` (...); a lane that is not needed has ρ = 1 and slope 0. The work
@@ -155,7 +157,7 @@ class SpectralRadius(torch.autograd.Function):
         return _radius(T, needed, near, args[3]), (0, 0, 0)
 
 
-class _KnownRadius(torch.autograd.Function):
+class _KnownRadius(Function):
     """(T, ρ, ∂ρ/∂T) of lanes to ρ with this slope by T."""
 
     @staticmethod

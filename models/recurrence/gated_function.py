@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from eigensweep.common.autograd import Function
 from eigensweep.models.recurrence.gated_steps import GatedSteps
 from eigensweep.models.recurrence.history import empty_history
 from eigensweep.models.recurrence.lanes import on_folded_lanes, spread_input
@@ -74,7 +75,7 @@ def run_gated(
     return logits.squeeze(0), state.squeeze(0).unbind(0)
 
 
-class _Gated(torch.autograd.Function):
+class _Gated(Function):
     """(x, U, b, V, c, start, *weights, how) to (logits, last states, what is kept), lanes first."""
 
     @staticmethod
@@ -136,7 +137,7 @@ class _Gated(torch.autograd.Function):
         return on_folded_lanes(_Gated, info.batch_size, in_dims, args)
 
 
-class _GatedGradients(torch.autograd.Function):
+class _GatedGradients(Function):
     """The backward pass: gradients of x, U, b, V, c, start and the weights, lanes first."""
 
     @staticmethod

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from eigensweep.common.autograd import Function
 from eigensweep.models.recurrence.lanes import on_folded_lanes
 from eigensweep.models.recurrence.native import scan as native
 from eigensweep.models.recurrence.native.library import use_native
@@ -50,7 +51,7 @@ class How:
     native: bool
 
 
-class _Scan(torch.autograd.Function):
+class _Scan(Function):
     """(b, a, h_0, how) to (states,), lanes in front."""
 
     @staticmethod
@@ -75,7 +76,7 @@ class _Scan(torch.autograd.Function):
         return on_folded_lanes(_Scan, info.batch_size, in_dims, args)
 
 
-class _ScanGradients(torch.autograd.Function):
+class _ScanGradients(Function):
     """The backward pass: gradients of b, a and h_0, lanes in front."""
 
     @staticmethod

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from eigensweep.common.autograd import Function
 from eigensweep.models.recurrence.checks import check_each, check_input
 from eigensweep.models.recurrence.complex_reference import FORMS, PairedActivation
 from eigensweep.models.recurrence.cuda import scan
@@ -136,7 +137,7 @@ class How:
         return min(max(1, budget // max(1, state.numel() * state.element_size())), length)
 
 
-class _Recurrence(torch.autograd.Function):
+class _Recurrence(Function):
     """(x, U, W, b, V, c, h0, how) to (logits, last h, states), lanes in front."""
 
     @staticmethod
@@ -192,7 +193,7 @@ class _Recurrence(torch.autograd.Function):
         return on_folded_lanes(_Recurrence, info.batch_size, in_dims, args)
 
 
-class _Gradients(torch.autograd.Function):
+class _Gradients(Function):
     """The backward pass: gradients of x, U, W, b, V, c and h0, lanes in front."""
 
     @staticmethod

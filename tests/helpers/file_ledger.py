@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import math
+import os
 import time
 from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
@@ -78,9 +79,8 @@ class FileLedger:
 
     @contextmanager
     def _open(self, write: bool) -> Iterator[dict[str, Any]]:
-        with open(self.path, "a+") as file:
+        with open(os.open(self.path, os.O_RDWR | os.O_CREAT), "r+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            file.seek(0)
             first, *lines = file.read().split("\n")
             content = json.loads(first) if first else {
                 "generation": 1, "intent": "run", "end": None, "total": None,
@@ -93,8 +93,9 @@ class FileLedger:
             if write:
                 rest = {name: value for name, value in content.items() if name != "trials"}
                 lines = [f"{number} {text}" for number, text in trials.texts().items()]
-                file.truncate(0)
+                file.seek(0)
                 file.write("\n".join([json.dumps(rest, allow_nan=False), *lines]))
+                file.truncate()  # at the end: a file that was made empty goes to the disk at once
 
     @contextmanager
     def _change(self) -> Iterator[dict[str, Any]]:

@@ -204,7 +204,7 @@ def _by_label(name: str, words: str, label: str, values: dict[str, int]) -> Metr
 
 def make_registry(service: Service | None, version: str = "0") -> CollectorRegistry:
     """Return what collects the metrics of one service and of its process."""
-    registry = CollectorRegistry(auto_describe=True)
+    registry = CollectorRegistry()
     registry.register(ServiceCollector(service, version))
     ProcessCollector(registry=registry)
     registry.register(REGISTRY)
