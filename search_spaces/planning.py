@@ -14,7 +14,7 @@ says why one may look after each seed.
 from __future__ import annotations
 
 from bisect import bisect_left
-from math import exp, inf, lgamma, log, log1p
+from math import exp, lgamma, log, log1p
 from statistics import fmean
 from typing import Final
 
@@ -22,6 +22,8 @@ MOST_SEEDS: Final = 1_000
 """Seeds up to which `find_seeds` looks."""
 VARIANCES: Final = (1.0, 100.0)
 """Of the effect under the alternative."""
+SPREADLESS: Final = 1e9
+"""Effects from here on have no spread but that of rounding: all differences are equal."""
 
 
 def find_seeds(effect: float, error: float = 0.05) -> int | None:
@@ -35,12 +37,18 @@ def find_seeds(effect: float, error: float = 0.05) -> int | None:
 
 
 def find_log_factor(effect: float, n: int) -> float:
-    """Return the logarithm of the Bayes factor at n seeds of an effect."""
+    """Return the logarithm of the Bayes factor at n seeds of an effect.
+
+    Equal differences are those of coarse values, whose spread says nothing: there it is that of a
+    bet on each sign being the first one's.
+    """
+    if effect >= SPREADLESS:
+        return (n - 1) * log(2)
     x = n * effect**2 / (n - 1)  # T² by its degrees of freedom
     logs = []
     for variance in VARIANCES:
         wide = log1p(n * variance)
-        grown = wide if x == inf else log1p(x) - log1p(x / (1 + n * variance))
+        grown = log1p(x) - log1p(x / (1 + n * variance))
         logs.append(n / 2 * grown - wide / 2)
     most = max(logs)
     return most + log(fmean([exp(each - most) for each in logs]))

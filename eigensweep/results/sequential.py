@@ -2,7 +2,8 @@
 
 The e-value is the Bayes factor of the t-statistic (`search_spaces.planning`): a martingale if there
 is no difference, whatever the spread is. By Ville's inequality it ever reaches 20 in at most 5% of
-cases. The interval holds the means that were never excluded in this way.
+cases. The interval holds the means that were never excluded in this way. Where all differences are
+equal, as of coarse accuracies, there is no spread to go by, and their signs decide.
 
 Source: Pérez-Ortiz et al., "E-statistics, group invariance and anytime-valid testing" (2024).
 """
@@ -26,7 +27,7 @@ from eigensweep.results.statistics import (
     find_spread,
     make_interval,
 )
-from eigensweep.search_spaces.planning import find_log_factor, find_seeds
+from eigensweep.search_spaces.planning import SPREADLESS, find_log_factor, find_seeds
 
 VerdictSoFar = Literal["better", "worse", "equivalent", "not distinguishable"]
 """What differences say of the first side: `equivalent` where it is shown to differ by no more than
@@ -86,7 +87,7 @@ def look(
     if mean is None or sd is None:
         return None
     error /= comparisons
-    margin = find_margin(sd, n, error)
+    margin = _find_margin(mean, sd, n, error)
     verdict = judge(mean, sd, n, difference.better, error, within)
     return SoFar(
         e_value=find_e_value(mean, sd, n),
@@ -113,7 +114,7 @@ def judge(
     mean: float, sd: float, n: int, better: Better, error: float, within: float | None = None
 ) -> VerdictSoFar:
     """Return what n differences, first minus second, say of the first side."""
-    margin = None if within is None else find_margin(sd, n, error)
+    margin = None if within is None else _find_margin(mean, sd, n, error)
     if within is not None and margin is not None and abs(mean) + margin <= within:
         return "equivalent"
     if find_e_value(mean, sd, n) < 1 / error:
@@ -132,11 +133,19 @@ def find_margin(sd: float, n: int, error: float = SIGNIFICANCE) -> float | None:
     return None if effect is None else effect * sd
 
 
+def _find_margin(mean: float, sd: float, n: int, error: float) -> float | None:
+    """Return the same for differences; None also where so few of them are all equal."""
+    is_equal = sd * SPREADLESS <= abs(mean)
+    if is_equal and find_log_factor(SPREADLESS, n) < log(1 / error):
+        return None
+    return find_margin(sd, n, error)
+
+
 @lru_cache
 def _find_least_effect(n: int, error: float) -> float | None:
     """Return the smallest effect that is decided at n seeds, None where there is none."""
     wanted, low, high = log(1 / error), 0.0, 1.0
-    if find_log_factor(inf, n) <= wanted:
+    if find_log_factor(SPREADLESS / 2, n) <= wanted:
         return None
     while find_log_factor(high, n) < wanted:
         low, high = high, 2 * high

@@ -166,6 +166,7 @@ class Attempt:
         """Step of the replicate that has come furthest."""
         return max(r.training.step for r in self.replicates)
 
+    @refuse_exit()
     def advance(self) -> Report:
         """Train to the next rung that was not reported, and return what to report there.
 

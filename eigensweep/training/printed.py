@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any, Final, TextIO
+from typing import Any, ClassVar, Final, TextIO
 
 from eigensweep.protocol.messages import Order
 from eigensweep.store.checkpoints import Store, replicate_key
@@ -24,30 +25,43 @@ class Printed:
     """A context in which all that this process prints is kept in the store as well.
 
     That is what Python writes to standard output and standard error, warnings and logs too, but not
-    what a library in C writes. Where the store fails, nothing is said here: commits say it.
+    what a library in C writes, nor what a process writes that is forked from this one. Where the
+    store fails, nothing is said here: commits say it.
     """
+
+    now: ClassVar[Printed | None] = None
+    """The one whose context this process is in."""
 
     def __init__(self, order: Order) -> None:
         self._order = order
         self._text = self._kept = ""
         self._timer: threading.Timer | None = None
-        self._adding, self._keeping = threading.Lock(), threading.Lock()
+        # What Python calls while one thread prints, such as `__del__`, may print, too.
+        self._adding, self._keeping = threading.RLock(), threading.Lock()
+        self._process = os.getpid()
 
     def __enter__(self) -> None:
         self._before = sys.stdout, sys.stderr
-        sys.stdout, sys.stderr = (_Tee(each, self._add) for each in self._before)
+        sys.stdout, sys.stderr = map(_Tee, self._before)
+        Printed.now = self
 
     def __exit__(self, *_: object) -> None:
+        Printed.now = None
         sys.stdout, sys.stderr = self._before
         self._keep()
 
-    def _add(self, text: str) -> None:
+    def add(self, text: str) -> None:
+        """Keep a text behind those before it, soon."""
+        if os.getpid() != self._process:
+            return
         with self._adding:
             self._text = (self._text + text)[-LONGEST:]
             if self._timer is None:
-                self._timer = threading.Timer(PAUSE_SECONDS, self._keep)
-                self._timer.daemon = True
-                self._timer.start()
+                timer = threading.Timer(PAUSE_SECONDS, self._keep)
+                timer.daemon = True
+                with suppress(RuntimeError):  # there may be no more threads: it is kept at the end
+                    timer.start()
+                    self._timer = timer
 
     def _keep(self) -> None:
         with self._keeping:
@@ -67,13 +81,14 @@ class Printed:
 
 
 class _Tee:
-    """A stream of text that also hands on what is written."""
+    """A stream whose text is kept, too: for the trial of that moment, as a log outlives a trial."""
 
-    def __init__(self, stream: TextIO, hand_on: Callable[[str], None]) -> None:
-        self._stream, self._hand_on = stream, hand_on
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
 
     def write(self, text: str) -> int:
-        self._hand_on(text)
+        if (printed := Printed.now) is not None:
+            printed.add(text)
         return self._stream.write(text)
 
     def writelines(self, lines: Iterable[str]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, fields
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from eigensweep.results import tuning
 from eigensweep.results.comparison import Pair, Split, Subject, compare_all
@@ -193,10 +193,15 @@ def find_metric(
 def find_baseline_on_test(
     task: Mapping[str, Any], metric: str, otherwise: float | None
 ) -> float | None:
-    """Return the baseline of a metric on test data; `otherwise` if its task is not known here."""
-    if (found := TASKS.get(task["name"])) is None:
+    """Return the baseline of a metric on test data; `otherwise` if its task is not known here.
+
+    One that was stored may be of another version, which had other fields.
+    """
+    try:
+        config = TASKS[task["name"]].Config.model_validate(task)
+    except (KeyError, ValidationError):
         return otherwise
-    return found.Config.model_validate(task).baselines_on("test").get(metric, otherwise)
+    return config.baselines_on("test").get(metric, otherwise)
 
 
 def _take(

@@ -162,8 +162,8 @@ class Mlflow:
 def find_mlflow_user() -> tuple[str, str] | None:
     """Return the user and the password that MLflow's client sends to a server without a secret."""
     kept = ConfigParser(interpolation=None)
-    with suppress(ConfigParserError):
-        kept.read(Path("~/.mlflow/credentials").expanduser())
+    with suppress(ConfigParserError, UnicodeDecodeError):
+        kept.read(os.path.expanduser("~/.mlflow/credentials"))  # there may be no home
     names = "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"
     user, password = (
         os.environ.get(name) or kept.get("mlflow", name, fallback="") or "" for name in names

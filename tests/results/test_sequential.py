@@ -10,6 +10,7 @@ from eigensweep.results.sequential import (
     find_e_value,
     find_margin,
     look,
+    look_back,
 )
 from eigensweep.results.statistics import compare_paired
 from eigensweep.search_spaces.planning import find_seeds, find_sign_e_value
@@ -86,6 +87,25 @@ def test_few_seeds_decide_nothing_and_say_how_many_would():
     assert look(compare_paired({0: 1.0}, {0: 2.0})) is None
     same = look(compare_paired(a, a))
     assert (same.e_value < 1, same.seeds) == (True, None)
+
+
+@pytest.mark.parametrize(("examples", "share"), [(100, 0.99), (1000, 0.999)])
+def test_coarse_values_decide_no_more_often_than_asked(examples, share):
+    rng, error, wrong = np.random.default_rng(4), 0.007, 0
+    for _ in range(RUNS):
+        sides = [dict(enumerate(rng.binomial(examples, share, 10) / examples)) for _ in "ab"]
+        looks = look_back(*sides, [range(n) for n in range(2, 11)], error)
+        wrong += any(each.e_value >= 1 / error for each in looks)
+    assert stats.binom.sf(wrong - 1, RUNS, error) > 1e-4, wrong / RUNS
+
+
+def test_equal_differences_decide_as_their_signs_do():
+    for n, decided in ((2, False), (5, False), (6, True)):
+        a = {seed: 0.1 * seed for seed in range(n)}
+        apart = look(compare_paired(a, {seed: v + 0.01 for seed, v in a.items()}), within=0.005)
+        assert (apart.decided, apart.low is None, apart.seeds) == (decided, not decided, 6)
+        assert apart.e_value == pytest.approx(2 ** (n - 1))
+        assert look(compare_paired(a, a), within=0.005).decided == decided
 
 
 def test_several_comparisons_share_the_error():

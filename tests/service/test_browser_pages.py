@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from helpers.played import SPEC, complete, play, seed_result
+from helpers.played import SPEC, complete, open_trial, play, seed_result
 from helpers.reproduced import NAME, Reproducer, play_driver
 from pydantic import SecretStr
 from starlette.testclient import TestClient
@@ -180,13 +180,23 @@ class TestExperiment:
             )
             assert row in words
         assert "1 failed Trial 4 , scornn lr=0.01 : KeyError: " in words
-        assert "1 diverged Trial 5 , lstm lr=0.1 : diverged at step 100 of 100" in words
+        assert "1 diverged Trial 5 , lstm lr=0.1 : diverged by step 100 of 100" in words
         assert "negative_ones is over hidden_size" in words
         assert "0.25 0.21 " in words  # paper, measured
         assert "no arm of this experiment measures it" in words
         assert "Cancel" in words
         ledger.end("completed")
         assert "Cancel" not in read(client, f"/experiments/{ledger.experiment_id}")
+
+    def test_a_seed_that_came_further_is_not_where_another_diverged(self, client, ledger):
+        open_trial(ledger, 8, "lstm", 0.1)
+        early = replace(seed_result(0, 9.0, "diverged"), step=3)
+        seeds = [early, seed_result(1, 0.1, "completed")]
+        ledger.finish(8, ledger.begin(8), "diverged", summarise(seeds))
+        for place in ("", "/trials/8"):
+            words = read(client, f"/experiments/{ledger.experiment_id}{place}")
+            assert "iverged by step 100" in words
+            assert "iverged at step 100" not in words
 
     @pytest.mark.parametrize(
         ("state", "heading"),

@@ -133,6 +133,17 @@ def test_it_is_asked_with_what_mlflow_s_client_sends(
     assert ours is None or sent == "Bearer theirs"
 
 
+@pytest.mark.parametrize("has_home", [False, True])
+def test_credentials_that_cannot_be_read_are_none(monkeypatch, tmp_path, url, has_home) -> None:
+    (tmp_path / ".mlflow").mkdir()
+    (tmp_path / ".mlflow/credentials").write_bytes("[mlflow]\nü = 1".encode("latin-1"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    if not has_home:
+        monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    words = Mlflow(url, url).find_problem()
+    assert words == "it answers 401: it wants one: set EIGENSWEEP_MLFLOW_TOKEN"
+
+
 def test_one_that_answers_drop_by_drop_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "PATIENCE_SECONDS", 0.5)
     asked: list[socket.socket] = []

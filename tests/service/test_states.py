@@ -338,6 +338,14 @@ def test_a_model_that_was_removed_is_told_and_others_go_on(
     assert client.get(f"/experiments/{ids[1]}").status_code == 200
 
 
+def test_a_page_shows_a_task_that_has_lost_a_field(client, record, spec):
+    posted = record.add(ExperimentSpec.model_validate(spec()))[0]
+    older = {**posted.spec, "task": {**posted.spec["task"], "lost": 1}}
+    change = update(ExperimentRow).where(ExperimentRow.id == posted.id).values(spec=older)
+    database.write(record.url, lambda rows: rows.execute(change))
+    assert client.get(f"/experiments/{posted.id}").status_code == 200
+
+
 def test_what_is_gone_meanwhile_leaves_others_of_a_bulk_be(
     client: TestClient, record: Record, spec: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -97,6 +98,18 @@ def test_trials_of_one_engine_share_its_devices():
     assert (alone.gpus, shared.gpus) == (1.0, 1 / 9)
     assert devices_of({"resources": resources, "replicates": 3}, 8).gpus == 1 / 3
     assert devices_of({}).cpus == 1.0
+
+
+def test_steps_that_are_told_before_lanes_are_known_count_later(url, spec, clock):
+    ledger = start(url, spec(resources={"gpus": 1, "lanes": "auto"}))
+    ledger.begin(0, PLACE)  # that of its thin process
+    for step, place in ((10, None), (20, replace(PLACE, lanes=8)), (30, None)):
+        clock.now += 30
+        ledger.report(0, 1, step, {}, place)
+    clock.now += 30
+    ledger.finish(0, 1, "completed", Result(value=1.0, step=100))
+    shared = pytest.approx((120.0, 120 / 9, 120 / 9))
+    assert read(ledger) == [shared] * 2
 
 
 def test_users_and_metrics_have_the_sum_of_their_experiments(url, spec, clock):

@@ -24,6 +24,7 @@ from eigensweep.store.checkpoints import Store, pack
 from eigensweep.store.commits.curves import CurvePoint, add_checksum
 from eigensweep.store.commits.head import StaleAttemptError
 from eigensweep.store.commits.heads import DAMAGED_HEAD, Heads
+from eigensweep.store.commits.kept_files import PRINTED
 from eigensweep.store.places.durable_files import DamagedError, StorageError
 from eigensweep.store.places.folder_files import FolderFiles
 from eigensweep.store.upkeep.copies import copy_out
@@ -353,6 +354,14 @@ def test_a_copy_lacks_best_weights_that_are_pruned_meanwhile(store, tmp_path, mo
     copied = Store(tmp_path / "copy")
     assert copied.points(KEY) == store.points(KEY)
     assert (copied.newest(KEY).step, copied.kept.has_best(KEY)) == (30, False)
+
+
+def test_a_copy_has_what_the_last_attempt_printed(store, tmp_path):
+    store.kept.write(KEY, 1, PRINTED, b"a loss")
+    (target := tmp_path / "copy" / KEY).mkdir(parents=True)
+    copy_out(store, KEY, target, 1)
+    store.kept.write(KEY, 1, PRINTED, b"a loss, and more")
+    assert Store(tmp_path / "copy").kept.read(KEY, PRINTED) == b"a loss"
 
 
 def test_a_curve_reads_the_same_while_an_attempt_begins(store, monkeypatch):

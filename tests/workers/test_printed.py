@@ -2,7 +2,9 @@
 
 import json
 import logging
+import multiprocessing
 import sys
+import threading
 
 import pytest
 from orders import make_order
@@ -96,3 +98,65 @@ def test_what_was_printed_before_a_failure_is_kept(order, monkeypatch):
     other = make_order(config={"seed": 0}, storage=order.storage, number=4)
     trial.train_next(other.to_dict())
     assert read(order, replicate_key("e1", 4, 0)) == "before it\n", "each trial has its own"
+
+
+def test_a_log_made_in_one_trial_tells_of_the_next(order, capsys):
+    other = make_order(config={"seed": 0}, storage=order.storage, number=4)
+    log = logging.Logger("of a model, made once")
+    with Printed(order):
+        log.addHandler(logging.StreamHandler())
+        log.warning("one")
+    log.warning("between them")
+    with Printed(other):
+        log.warning("two")
+    kept = read(order), read(other, replicate_key("e1", 4, 0))
+    assert kept == ("one\n", "two\n")
+    assert capsys.readouterr().err == "one\nbetween them\ntwo\n"
+
+
+def test_a_forked_process_keeps_no_prints(order, monkeypatch):
+    monkeypatch.setattr(printed, "PAUSE_SECONDS", 0.0)
+
+    def print_there():
+        print("there", flush=True)
+        for thread in set(threading.enumerate()) - {threading.current_thread()}:
+            thread.join()
+
+    with Printed(order):
+        print("here")
+        wait_until(lambda: Store(order.storage).files.names(KEY))
+        child = multiprocessing.get_context("fork").Process(target=print_there)
+        child.start()
+        child.join()
+        assert read(order) == "here\n"
+
+
+def test_a_print_while_another_is_kept(order, monkeypatch):
+    timer = threading.Timer
+
+    def print_and_make(*arguments):
+        monkeypatch.setattr(threading, "Timer", timer)
+        print("by __del__, as it may be")
+        return timer(*arguments)
+
+    def print_once():
+        with Printed(order):
+            print("once")
+
+    monkeypatch.setattr(threading, "Timer", print_and_make)
+    thread = threading.Thread(target=print_once, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert "by __del__" in read(order)
+
+
+def test_prints_are_kept_where_no_thread_begins(order, monkeypatch):
+    def fail(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    with Printed(order):
+        print("one")
+        print("two")
+    assert read(order) == "one\ntwo\n"

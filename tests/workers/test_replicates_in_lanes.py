@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -85,6 +86,14 @@ class TestReplicatesInLanes:
             attempt.advance()
         assert raised.value is missing
         assert is_of_the_node(missing)
+
+    @pytest.mark.parametrize("where", ["train_batch", "scores"])
+    def test_a_task_that_calls_exit_is_an_error(self, tmp_path, monkeypatch, where):
+        attempt = AttemptInLanes(order(tmp_path, replicates=3), "cpu")
+        task = type(attempt.replicates[0].training.task)
+        monkeypatch.setattr(task, where, lambda *_: sys.exit("enough"))
+        with pytest.raises(RuntimeError, match=r"has called sys.exit\('enough'\)"):
+            attempt.advance()
 
     def test_a_pause_commits_one_that_has_left_its_lane(self, tmp_path):
         attempt = AttemptInLanes(order(tmp_path, replicates=3), "cpu")

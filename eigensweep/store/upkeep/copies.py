@@ -9,7 +9,7 @@ from typing import Final
 
 from eigensweep.store.checkpoints import Store
 from eigensweep.store.commits.heads import MOST_TRIES
-from eigensweep.store.commits.kept_files import find_kept
+from eigensweep.store.commits.kept_files import BEST, PRINTED, find_kept
 from eigensweep.store.places.durable_files import write_whole
 
 STAGING: Final = ".backup-"
@@ -54,8 +54,8 @@ def copy_out(store: Store, key: str, target: Path, attempt: int) -> None:
     if head.attempt == 0:
         return
     for folder in ("", "spectra/"):
-        for names in find_kept(store.files.names(f"{key}/{folder}")).values():
-            if folder or names[-1].startswith("best"):
+        for given, names in find_kept(store.files.names(f"{key}/{folder}")).items():
+            if folder or given in (BEST, PRINTED):
                 name = f"{folder}{names[-1]}"
                 with suppress(FileNotFoundError):  # pruned meanwhile, or its experiment deleted
                     store.files.fetch(f"{key}/{name}", target / name)

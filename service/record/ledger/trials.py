@@ -198,7 +198,9 @@ def _report(
     started = rows.get(AttemptRow, (*key, attempt))
     if started is not None and told.place is not None:
         started.place = told.place.to_dict()
-    if started is not None and started.ended_at is None:
+    is_auto = (experiment.spec.get("resources") or {}).get("lanes") == "auto"
+    # Only a place says how many lanes were chosen, and so what part of a device was used.
+    if started is not None and started.ended_at is None and not (is_auto and told.place is None):
         count_use(rows, trial, started)
     known = rows.get(ReportRow, (*key, told.step))
     if trial.state in OUTCOMES or known is not None:
