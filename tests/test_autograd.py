@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import eigensweep
-from eigensweep.common.autograd import Function
+from eigensweep.common.autograd import BY_POSITION, Function
 
 ROOMS = ("models", "tasks", "training")
 
@@ -33,9 +33,23 @@ def functions() -> list[type]:
     return list(list_functions())
 
 
-def test_pytorch_need_not_make_their_signatures(functions: list[type[Function]]) -> None:
+def test_nobody_makes_their_signatures_at_each_call(functions: list[type[Function]]) -> None:
     assert len(functions) > 15
     for each in functions:
         if each is not Function:
             assert issubclass(each, Function), each
-            assert signature(each.forward) is signature(each.forward), each
+            assert signature(each.forward) is BY_POSITION, each
+
+
+def test_wrong_arguments_are_still_told() -> None:
+    class Twice(Function):
+        @staticmethod
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            return 2 * x
+
+        @staticmethod
+        def setup_context(ctx: object, inputs: tuple[object, ...], output: object) -> None: ...
+
+    assert Twice.apply(torch.ones(1)).item() == 2  # type: ignore[no-untyped-call]
+    with pytest.raises(TypeError, match="positional argument"):
+        Twice.apply(torch.ones(1), 3)  # type: ignore[no-untyped-call]

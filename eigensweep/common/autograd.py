@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from inspect import signature
-from typing import Any
+from inspect import Parameter, Signature
+from typing import Any, Final
 
 import torch
+
+BY_POSITION: Final = Signature([Parameter("arguments", Parameter.VAR_POSITIONAL)])
 
 
 class Function(torch.autograd.Function):
     """A function of PyTorch's whose arguments are all given by position.
 
-    At each call PyTorch asks Python for the signature of `forward`, and Python makes it anew: about
-    as long as an operation on a small matrix takes. Here it is made once, as `__signature__`.
+    At each call PyTorch asks Python for the signature of `forward`, to add what is not given.
+    Python would make it anew, which takes longer than many an operation on a small matrix.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls.forward.__signature__ = signature(cls.forward)  # type: ignore[attr-defined]
+        cls.forward.__signature__ = BY_POSITION  # type: ignore[attr-defined]
