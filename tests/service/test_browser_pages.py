@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from helpers.played import SPEC, complete, open_trial, play, seed_result
+from helpers.played import PLACE, SPEC, complete, open_trial, play, seed_result
 from helpers.reproduced import NAME, Reproducer, play_driver
 from pydantic import SecretStr
 from starlette.testclient import TestClient
@@ -60,6 +60,13 @@ def test_the_navigation_marks_the_page_that_one_is_on(client, place):
     tags = Tags(client.get(place).text).found
     current = [found["href"] for name, found in tags if name == "a" and "aria-current" in found]
     assert current == [place]
+
+
+@pytest.mark.parametrize(("lanes", "offered"), [(None, True), (8, False)])
+def test_prints_are_offered_where_a_process_has_its_own(client, ledger, lanes, offered):
+    ledger.report(7, 1, 60, {"objective": 0.1}, replace(PLACE, lanes=lanes))
+    page = client.get(f"/experiments/{ledger.experiment_id}/trials/7").text
+    assert ("/trials/7/logs" in page) is offered
 
 
 class Tags(HTMLParser):
