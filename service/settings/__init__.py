@@ -173,6 +173,11 @@ def find_mlflow_user() -> tuple[str, str] | None:
 
 RELATIVE: Final = re.compile(r"(sqlite(?:\+\w+)?:///(?:file:)?+)(?!/|:memory:|\?|$)")
 """How a URL of SQLite begins whose file has no whole path."""
+DRIVERS: Final = (
+    *("sqlite", "sqlite+pysqlite"),
+    *("postgres", "postgresql", "postgres+psycopg", "postgresql+psycopg"),
+)
+"""How the URL of a record may begin."""
 
 
 class Settings(BaseSettings):
@@ -319,6 +324,22 @@ class Settings(BaseSettings):
                 "`openssl rand -hex 32` prints one"
             )
         return token if secret else None
+
+    @field_validator("database_url")
+    @classmethod
+    def _require_a_database(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
+        from sqlalchemy import make_url
+        from sqlalchemy.exc import ArgumentError
+
+        with suppress(ArgumentError, ValueError):
+            if make_url(url).drivername in DRIVERS:
+                return url
+        raise ValueError(  # the URL is not told, as it may have a password
+            "this is no URL of SQLite or PostgreSQL, such as sqlite:////srv/record.db or "
+            "postgresql://eigensweep@db/eigensweep"
+        )
 
     @field_validator("webhook_hosts", "webhook_urls", mode="before")
     @classmethod

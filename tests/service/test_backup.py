@@ -501,6 +501,13 @@ class TestCommands:
         assert made.exit_code == 2
         assert "for a folder of backups" in made.output
 
+    def test_it_is_restored_into_no_database_of_another_kind(self, tmp_path):
+        words = ["restore", "b.tar.gz", "--home", str(tmp_path / "new")]
+        told = CliRunner().invoke(command_line, [*words, "--database-url", "mysql://a:secret@b/c"])
+        assert told.exit_code == 2, told.output
+        assert "no URL of SQLite or PostgreSQL" in told.output
+        assert "secret" not in told.output
+
     def test_a_home_goes_into_a_file_and_comes_back(self, settings, tmp_path, monkeypatch):
         id, file = post(settings), str(tmp_path / "b.tar.gz")
         monkeypatch.setenv("EIGENSWEEP_HOME", str(settings.home))

@@ -138,6 +138,17 @@ def test_a_database_is_the_same_wherever_a_command_is_called(given, meant):
     assert Settings(home=Path("/h"), database_url=given).database == meant
 
 
+@pytest.mark.parametrize(
+    "given", ["foo", "mysql://a:secret@b/c", "postgresql+foo://a/b", "postgresql://a:secret@b:c/d"]
+)
+def test_what_is_no_url_of_a_database_is_refused_in_words(given, monkeypatch, capsys):
+    monkeypatch.setenv("EIGENSWEEP_DATABASE_URL", given)
+    assert serve.main() == serve.REFUSED
+    told = capsys.readouterr().err
+    assert "EIGENSWEEP_DATABASE_URL: this is no URL of SQLite or PostgreSQL" in told
+    assert "secret" not in told
+
+
 @pytest.fixture(scope="module")
 def service() -> Iterator[ServiceProcess]:
     free = [ports.find_free_port("127.0.0.1", first, True) for first in (28642, 25000)]
