@@ -265,6 +265,14 @@ class TestOwners:
         assert newest["action"] == "POST /v1/experiments/bulk"
         assert [id for id in own if id not in newest["detail"]] == []
 
+    def test_the_audit_log_names_the_priority_that_was_given(self, of, spec):
+        anna, boss = of("anna"), of("boss", "admin")
+        id = post(anna, spec())
+        anna.post(f"/v1/experiments/{id}/prioritize", json={"priority": 7})
+        newest = boss.get("/v1/audit").json()["items"][0]
+        assert newest["action"] == f"POST /v1/experiments/{id}/prioritize"
+        assert newest["detail"] == "priority 7"
+
     def test_a_key_of_one_user_is_not_that_of_another(self, of, spec, record):
         anna, bob = of("anna"), of("bob")
         first = post(anna, spec(), **{"Idempotency-Key": "k"})
