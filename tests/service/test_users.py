@@ -698,6 +698,13 @@ class TestCommands:
         assert "eigensweep token create" in told
         assert "eigensweep token revoke" in told
 
+    def test_a_wrong_home_is_told_of_and_not_just_an_empty_list(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("EIGENSWEEP_HOME", str(tmp_path / "wrong"))
+        first, second = (CliRunner().invoke(command_line, ["token", "list"]) for _ in range(2))
+        assert first.exit_code == second.exit_code == 0
+        assert f"a new record is made at sqlite:///{tmp_path}/wrong" in first.stderr
+        assert second.stderr == ""
+
     def test_under_a_service_of_another_version_they_change_nothing(self, run, url, monkeypatch):
         monkeypatch.setattr(local, "PATIENCE_SECONDS", 0.0)
         monkeypatch.setattr(migrations, "compare_versions", lambda url: ("0023", "0025"))
