@@ -53,6 +53,8 @@ def _check_storage(given: object) -> str:
     if not isinstance(given, str | Path):
         raise ValueError(f"a store is {STORES}")
     place = str(given)
+    if re.match(r"(s3|gs):/?(?!/)", place):
+        raise ValueError(f"a store is {STORES}; two slashes follow {place[:3]}")
     if not is_url(place):
         return str(Path(place).expanduser().absolute())
     parts = urlsplit(place)
@@ -375,7 +377,8 @@ class Settings(BaseSettings):
 
         if rate not in (None, OFF):
             try:
-                parse(rate)
+                if parse(rate).amount < 1:
+                    raise ValueError
             except ValueError:
                 raise ValueError(
                     f"'{rate}' is no rate; write a number and a unit, such as 600/minute, or off"
