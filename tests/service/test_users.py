@@ -794,6 +794,7 @@ class TestCommands:
         reader = accounts.create_token("carl", "read", None).token
         assert run_as(reader, "submit", str(body))[1] is True
         assert run_as("mistyped", "submit", str(body))[1] is True
+        assert "EIGENSWEEP_TOKEN_FILE" in run_as("mistyped", "submit", str(body))[0]
 
     @pytest.mark.parametrize(
         ("words", "told"),
