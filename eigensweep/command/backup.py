@@ -66,7 +66,7 @@ def back_up(
     if folder.is_dir():
         file = name_by_time(folder)
     elif keep is not None:
-        call.fail(f"--keep is for a folder of backups; {file} is none", TITLE)
+        call.fail(f"--keep is for a folder that is there (`mkdir`); {file} is none", TITLE)
     with _failures(call, "no backup was made"), private_umask():
         manifest = back_up(Settings(), file.expanduser().absolute())
         if keep is not None:

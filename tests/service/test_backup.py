@@ -499,7 +499,7 @@ class TestCommands:
         ]
         made = CliRunner().invoke(command_line, ["backup", str(tmp_path / "x.gz"), "--keep", "2"])
         assert made.exit_code == 2
-        assert "for a folder of backups" in made.output
+        assert "for a folder that is there (`mkdir`)" in made.output
 
     def test_it_is_restored_into_no_database_of_another_kind(self, tmp_path):
         words = ["restore", "b.tar.gz", "--home", str(tmp_path / "new")]
