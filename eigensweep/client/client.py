@@ -166,7 +166,8 @@ class Client(Connection):
 
         Each item of the answer has `id`, `state` and `problem`, which says why one was refused.
         """
-        body = {"action": action, "ids": list(experiment_ids), "confirm": confirm}
+        ids = [self.find_id(each) for each in experiment_ids]
+        body = {"action": action, "ids": ids, "confirm": confirm}
         items: list[DoneJson] = self.post(f"{Experiment.listing_path}/bulk", body)["items"]
         return items
 

@@ -43,7 +43,7 @@ def create_token(
     scope: Annotated[
         ScopeName,
         typer.Option(
-            help="read: look at everything; submit: also post, and cancel what is one's own; "
+            help="read: look at everything; submit: also post, and change what is one's own; "
             "admin: everything."
         ),
     ],

@@ -66,7 +66,7 @@ def back_up(
     if folder.is_dir():
         file = name_by_time(folder)
     elif keep is not None:
-        call.fail(f"--keep is for a folder of backups; {file} is none", TITLE)
+        call.fail(f"--keep is for a folder that is there (`mkdir`); {file} is none", TITLE)
     with _failures(call, "no backup was made"), private_umask():
         manifest = back_up(Settings(), file.expanduser().absolute())
         if keep is not None:
@@ -111,6 +111,8 @@ def restore(
     with _failures(call, "nothing was restored"), private_umask():
         if storage is not None:
             told["STORAGE"] = storage = Settings(storage=storage).storage_folder
+        if database_url is not None:
+            database_url = Settings(home=home, database_url=database_url).database
         manifest = restore(file, home, database_url, storage)
     settings = "".join(f"EIGENSWEEP_{name}={value} " for name, value in told.items())
     settings += "EIGENSWEEP_DATABASE_URL=... " if database_url else ""

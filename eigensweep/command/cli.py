@@ -435,7 +435,6 @@ def importance(
 
 def _act(call: Call, action: Action, ids: list[str]) -> None:
     """Do something to each experiment; fail if one of them was refused."""
-    ids = [call.client.find_id(each) for each in ids]
     found = call.client.act(action, *ids, confirm=action == "delete")
     call.tell(found, _show_deeds)
     if any(each["problem"] is not None for each in found):

@@ -137,7 +137,8 @@ class Call:
             words = f"error: {error}"
             if error.kind in ("unauthorized", "scope-too-small"):
                 words += (
-                    "\n  the token is read from EIGENSWEEP_TOKEN, or from the file of --token-file"
+                    "\n  the token is read from the file of --token-file or "
+                    "EIGENSWEEP_TOKEN_FILE, else from EIGENSWEEP_TOKEN"
                 )
             code = BAD_INPUT if 400 <= error.status < 500 else FAILURE
             self._end(words, {"status": error.status, **error.problem}, code)

@@ -10,14 +10,15 @@ import time
 from typing import Final
 
 import httpx2
+import typer
 from fastapi import FastAPI
 from pydantic import ValidationError
+from sqlalchemy import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from eigensweep.client import Client
 from eigensweep.client.spec_file import InputError
 from eigensweep.common.private_folders import make_private, private_umask
-from eigensweep.service.api.app import create_local_app
 from eigensweep.service.api.routes.accounts import create_accounts_app
 from eigensweep.service.record import migrations
 from eigensweep.service.record.leadership import Leadership
@@ -39,10 +40,13 @@ class LocalClient(Client):
 
     def __init__(self, app: FastAPI | None = None) -> None:
         self.url = "http://here"
-        try:
-            app = app or create_local_app(Settings())
-        except ValidationError as error:
-            raise InputError("; ".join(explain_settings(error))) from error
+        if app is None:
+            from eigensweep.service.api.app import create_local_app  # it loads all pages
+
+            try:
+                app = create_local_app(Settings())
+            except ValidationError as error:
+                raise InputError("; ".join(explain_settings(error))) from error
         self._http = httpx2.Client(base_url=self.url, transport=_InProcess(app))
 
 
@@ -78,6 +82,10 @@ def _bring_up_to_date(url: str) -> None:
                 if schema == newest:
                     return
                 leads = leadership.hold()
+            if leads and schema is None:
+                place = make_url(url).render_as_string(hide_password=True)
+                words = f"a new record is made at {place}; is that the place of your service?"
+                typer.echo(f"{words} EIGENSWEEP_HOME names its home folder", err=True)
             if leads or schema not in (None, *migrations.list_revisions()):
                 migrations.migrate(url)  # or say that it is newer
                 return

@@ -25,6 +25,8 @@ def _show_use(use: JsonObject, screen: Console) -> None:
     parts = [(each["name"], decimal(each["bytes"]), each["place"]) for each in use["parts"]]
     Table(("part", "size", "place"), parts).show(screen)
     typer.echo(f"{decimal(use['total'])} in all")
+    if not use["users"]:
+        return
     users = [(each["user"], each["experiments"], decimal(each["bytes"])) for each in use["users"]]
     Table(("user", "experiments", "stored"), users).show(screen)
     sizes = ("checkpoints", "weights", "curves")

@@ -176,10 +176,8 @@ def intent_of(state: str) -> Intent:
 def name_actions(state: str) -> str:
     """Return what a person can do to an experiment in this state, in words.
 
-    >>> name_actions("paused"), name_actions("cancelling")
+    >>> name_actions("paused"), name_actions("deleting")
     ('resume, cancel, prioritize', 'nothing but to wait')
     """
     found = [action for action, states in ACTIONS.items() if state in states]
-    if not found:
-        return "nothing but to wait" if state in DRIVEN else "nothing"
-    return ", ".join(found)
+    return ", ".join(found) or "nothing but to wait"

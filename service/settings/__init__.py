@@ -53,6 +53,8 @@ def _check_storage(given: object) -> str:
     if not isinstance(given, str | Path):
         raise ValueError(f"a store is {STORES}")
     place = str(given)
+    if re.match(r"(s3|gs):/?(?!/)", place):
+        raise ValueError(f"a store is {STORES}; two slashes follow {place[:3]}")
     if not is_url(place):
         return str(Path(place).expanduser().absolute())
     parts = urlsplit(place)
@@ -173,6 +175,11 @@ def find_mlflow_user() -> tuple[str, str] | None:
 
 RELATIVE: Final = re.compile(r"(sqlite(?:\+\w+)?:///(?:file:)?+)(?!/|:memory:|\?|$)")
 """How a URL of SQLite begins whose file has no whole path."""
+DRIVERS: Final = (
+    *("sqlite", "sqlite+pysqlite"),
+    *("postgres", "postgresql", "postgres+psycopg", "postgresql+psycopg"),
+)
+"""How the URL of a record may begin."""
 
 
 class Settings(BaseSettings):
@@ -320,6 +327,22 @@ class Settings(BaseSettings):
             )
         return token if secret else None
 
+    @field_validator("database_url")
+    @classmethod
+    def _require_a_database(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
+        from sqlalchemy import make_url
+        from sqlalchemy.exc import ArgumentError
+
+        with suppress(ArgumentError, ValueError):
+            if make_url(url).drivername in DRIVERS:
+                return url
+        raise ValueError(  # the URL is not told, as it may have a password
+            "this is no URL of SQLite or PostgreSQL, such as sqlite:////srv/record.db or "
+            "postgresql://eigensweep@db/eigensweep"
+        )
+
     @field_validator("webhook_hosts", "webhook_urls", mode="before")
     @classmethod
     def _split_at_commas(cls, given: Any) -> Any:
@@ -354,7 +377,8 @@ class Settings(BaseSettings):
 
         if rate not in (None, OFF):
             try:
-                parse(rate)
+                if parse(rate).amount < 1:
+                    raise ValueError
             except ValueError:
                 raise ValueError(
                     f"'{rate}' is no rate; write a number and a unit, such as 600/minute, or off"

@@ -73,6 +73,15 @@ def test_the_command_line_loads_no_torch_ray_mlflow_or_spec() -> None:
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
+def test_commands_about_users_load_no_pages_of_the_service() -> None:
+    program = (
+        "import sys, eigensweep.command.local\n"
+        "print('eigensweep.service.api.pages.routes' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("False\n", "")
+
+
 def test_submit_and_follow_ends_with_a_ranking_and_baseline(cli: Cli, spec: str) -> None:
     done = cli("submit", spec, "--follow", "--set", "name=mine")
 

@@ -263,6 +263,14 @@ def test_sides_of_a_comparison_are_named_like_experiments(stub: Stub, client: Cl
     assert query["of"] == [*sides, "1m7xnz0qe2nqc/4"]
 
 
+def test_several_experiments_are_named_as_one_is(stub: Stub, client: Client) -> None:
+    newest = {"id": "1m8bxmdwjhy85", "name": "my/sweep"}
+    stub.answers["/v1/experiments"] = [as_json(200, {"items": [newest], "next_cursor": None})]
+    stub.answers["/v1/experiments/bulk"] = [as_json(200, {"items": []})]
+    client.act("pause", "last", "my/sweep", "1m7xnz0qe2nqc")
+    assert json.loads(stub.heard[-1][2])["ids"] == [*["1m8bxmdwjhy85"] * 2, "1m7xnz0qe2nqc"]
+
+
 def test_a_submission_carries_the_token_and_a_key_of_its_own(stub: Stub, client: Client) -> None:
     stub.answers["/v1/experiments"] = [as_json(201, {"id": "e7", "name": "x", "state": "queued"})]
 

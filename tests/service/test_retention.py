@@ -463,6 +463,11 @@ class TestCommands:
         monkeypatch.setattr(frame, "Client", lambda _: Near("http://localhost:8642"))
         return lambda *words: CliRunner().invoke(command_line, words)
 
+    def test_du_ends_with_the_parts_where_nobody_has_experiments(self, cli):
+        shown = cli("du")
+        assert shown.exit_code == 0
+        assert shown.output.splitlines()[-1].endswith(" in all")
+
     def test_prune_is_confirmed_and_du_shows_it(self, cli, record, id, make):
         asked = cli("prune", "--keep", "best")
         assert asked.exit_code == 2

@@ -23,6 +23,7 @@ from typing import Any
 import psutil
 import pytest
 from helpers.waiting import PATIENCE, wait_until
+from pydantic import ValidationError
 from sqlalchemy.exc import OperationalError
 
 from eigensweep.common import guard
@@ -136,6 +137,28 @@ def test_two_services_that_start_at_once_have_a_port_each():
 )
 def test_a_database_is_the_same_wherever_a_command_is_called(given, meant):
     assert Settings(home=Path("/h"), database_url=given).database == meant
+
+
+@pytest.mark.parametrize("given", ["s3:/lab/runs", "gs:lab", "s3:/"])
+def test_a_bucket_with_too_few_slashes_is_no_folder(given):
+    with pytest.raises(ValidationError, match="two slashes follow"):
+        Settings(storage=given)
+
+
+def test_a_rate_of_no_requests_is_refused():
+    with pytest.raises(ValidationError, match="'0/minute' is no rate"):
+        Settings(rate_limit="0/minute")
+
+
+@pytest.mark.parametrize(
+    "given", ["foo", "mysql://a:secret@b/c", "postgresql+foo://a/b", "postgresql://a:secret@b:c/d"]
+)
+def test_what_is_no_url_of_a_database_is_refused_in_words(given, monkeypatch, capsys):
+    monkeypatch.setenv("EIGENSWEEP_DATABASE_URL", given)
+    assert serve.main() == serve.REFUSED
+    told = capsys.readouterr().err
+    assert "EIGENSWEEP_DATABASE_URL: this is no URL of SQLite or PostgreSQL" in told
+    assert "secret" not in told
 
 
 @pytest.fixture(scope="module")

@@ -265,6 +265,14 @@ class TestOwners:
         assert newest["action"] == "POST /v1/experiments/bulk"
         assert [id for id in own if id not in newest["detail"]] == []
 
+    def test_the_audit_log_names_the_priority_that_was_given(self, of, spec):
+        anna, boss = of("anna"), of("boss", "admin")
+        id = post(anna, spec())
+        anna.post(f"/v1/experiments/{id}/prioritize", json={"priority": 7})
+        newest = boss.get("/v1/audit").json()["items"][0]
+        assert newest["action"] == f"POST /v1/experiments/{id}/prioritize"
+        assert newest["detail"] == "priority 7"
+
     def test_a_key_of_one_user_is_not_that_of_another(self, of, spec, record):
         anna, bob = of("anna"), of("bob")
         first = post(anna, spec(), **{"Idempotency-Key": "k"})
@@ -690,6 +698,13 @@ class TestCommands:
         assert "eigensweep token create" in told
         assert "eigensweep token revoke" in told
 
+    def test_a_wrong_home_is_told_of_and_not_just_an_empty_list(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("EIGENSWEEP_HOME", str(tmp_path / "wrong"))
+        first, second = (CliRunner().invoke(command_line, ["token", "list"]) for _ in range(2))
+        assert first.exit_code == second.exit_code == 0
+        assert f"a new record is made at sqlite:///{tmp_path}/wrong" in first.stderr
+        assert second.stderr == ""
+
     def test_under_a_service_of_another_version_they_change_nothing(self, run, url, monkeypatch):
         monkeypatch.setattr(local, "PATIENCE_SECONDS", 0.0)
         monkeypatch.setattr(migrations, "compare_versions", lambda url: ("0023", "0025"))
@@ -779,6 +794,7 @@ class TestCommands:
         reader = accounts.create_token("carl", "read", None).token
         assert run_as(reader, "submit", str(body))[1] is True
         assert run_as("mistyped", "submit", str(body))[1] is True
+        assert "EIGENSWEEP_TOKEN_FILE" in run_as("mistyped", "submit", str(body))[0]
 
     @pytest.mark.parametrize(
         ("words", "told"),

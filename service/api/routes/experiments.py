@@ -358,14 +358,18 @@ ACTS: Final[dict[Action, _Act]] = {
 
 
 def _add_route(action: Action, about: _Act) -> None:
-    def act(service: TheService, id: OwnExperimentId) -> schemas.ExperimentNow:
-        return act_on(service, id, None)
+    def act(service: TheService, id: OwnExperimentId, request: Request) -> schemas.ExperimentNow:
+        return act_on(service, id, None, request)
 
-    def act_on(service: TheService, id: OwnExperimentId, asked: Any) -> schemas.ExperimentNow:
+    def act_on(
+        service: TheService, id: OwnExperimentId, asked: Any, request: Request
+    ) -> schemas.ExperimentNow:
         if about.run is None:
             getattr(service.record, action)(id)
         else:
             about.run(service, id, asked)
+        if isinstance(asked, PrioritizeRequest):
+            callers.tell_audit(request, f"priority {asked.priority}")
         _wake(service)
         return service.views.experiment(service.record.experiment(id))
 
