@@ -175,10 +175,7 @@ def find_mlflow_user() -> tuple[str, str] | None:
 
 RELATIVE: Final = re.compile(r"(sqlite(?:\+\w+)?:///(?:file:)?+)(?!/|:memory:|\?|$)")
 """How a URL of SQLite begins whose file has no whole path."""
-DRIVERS: Final = (
-    *("sqlite", "sqlite+pysqlite"),
-    *("postgres", "postgresql", "postgres+psycopg", "postgresql+psycopg"),
-)
+DRIVERS: Final = re.compile(r"sqlite(\+pysqlite)?|postgres(ql)?(\+psycopg)?")
 """How the URL of a record may begin."""
 
 
@@ -336,7 +333,7 @@ class Settings(BaseSettings):
         from sqlalchemy.exc import ArgumentError
 
         with suppress(ArgumentError, ValueError):
-            if make_url(url).drivername in DRIVERS:
+            if DRIVERS.fullmatch(make_url(url).drivername):
                 return url
         raise ValueError(  # the URL is not told, as it may have a password
             "this is no URL of SQLite or PostgreSQL, such as sqlite:////srv/record.db or "
