@@ -53,6 +53,8 @@ def create_token(
 ) -> None:
     """Make a token and print it. It is printed once; only a digest of it is kept."""
     seconds = None if expires == "never" else read_seconds(expires, "never")
+    if seconds == 0:
+        raise typer.BadParameter("a token holds for 1m or longer")
     body = {"user": of, "scope": scope, "seconds": seconds}
     made = _find_keeper(call, "token create").post("/v1/tokens", body)
     if not call.as_json:

@@ -83,7 +83,10 @@ def back_up(
 
 def restore(
     call: Call,
-    file: Annotated[Path, typer.Argument(help="A file that `eigensweep backup` made.")],
+    file: Annotated[
+        Path,
+        typer.Argument(exists=True, dir_okay=False, help="A file that `eigensweep backup` made."),
+    ],
     home: Annotated[
         Path, typer.Option(metavar="FOLDER", help="A new home folder, or an empty one.")
     ],

@@ -502,11 +502,14 @@ class TestCommands:
         assert "for a folder that is there (`mkdir`)" in made.output
 
     def test_it_is_restored_into_no_database_of_another_kind(self, tmp_path):
-        words = ["restore", "b.tar.gz", "--home", str(tmp_path / "new")]
+        (file := tmp_path / "b.tar.gz").touch()
+        words = ["restore", str(file), "--home", str(tmp_path / "new")]
         told = CliRunner().invoke(command_line, [*words, "--database-url", "mysql://a:secret@b/c"])
         assert told.exit_code == 2, told.output
         assert "no URL of SQLite or PostgreSQL" in told.output
         assert "secret" not in told.output
+        file.unlink()
+        assert CliRunner().invoke(command_line, words).exit_code == 2
 
     def test_a_home_goes_into_a_file_and_comes_back(self, settings, tmp_path, monkeypatch):
         id, file = post(settings), str(tmp_path / "b.tar.gz")

@@ -801,6 +801,7 @@ class TestCommands:
         [
             ("token create --user anna --scope owner", "'owner' is not one of"),
             ("token create --user anna --scope read --expires soon", "30d"),
+            ("token create --user anna --scope read --expires 0d", "1m or longer"),
             ("token create --user operator --scope read", "choose another name"),
             ("token revoke none", "there is no token 'none'"),
             ("user quota nobody --trials 3", "there is no user 'nobody'"),
