@@ -83,10 +83,7 @@ def back_up(
 
 def restore(
     call: Call,
-    file: Annotated[
-        Path,
-        typer.Argument(exists=True, dir_okay=False, help="A file that `eigensweep backup` made."),
-    ],
+    file: Annotated[Path, typer.Argument(help="A file that `eigensweep backup` made.")],
     home: Annotated[
         Path, typer.Option(metavar="FOLDER", help="A new home folder, or an empty one.")
     ],
@@ -110,6 +107,8 @@ def restore(
     from eigensweep.service.process.backup import restore
     from eigensweep.service.settings import Settings
 
+    if not file.is_file():
+        call.fail(f"there is no file {file}", TITLE)
     told = {"HOME": str(home)}
     with _failures(call, "nothing was restored"), private_umask():
         if storage is not None:
