@@ -39,6 +39,7 @@ def test_nobody_makes_their_signatures_at_each_call(functions: list[type[Functio
         if each is not Function:
             assert issubclass(each, Function), each
             assert signature(each.forward) is BY_POSITION, each
+            assert each.forward.__defaults__ is None, each
 
 
 def test_wrong_arguments_are_still_told() -> None:

@@ -13,8 +13,9 @@ BY_POSITION: Final = Signature([Parameter("arguments", Parameter.VAR_POSITIONAL)
 class Function(torch.autograd.Function):
     """A function of PyTorch's whose arguments are all given by position.
 
-    At each call PyTorch asks Python for the signature of `forward`, to add what is not given.
-    Python would make it anew, which takes longer than many an operation on a small matrix.
+    PyTorch asks for the signature of `forward` at each call, to add default values. Python would
+    make it anew each time, which takes longer than many operations on a small matrix. Arguments
+    of ours have no defaults, so one signature serves all functions.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:

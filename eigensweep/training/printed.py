@@ -51,7 +51,7 @@ class Printed:
         self._keep()
 
     def add(self, text: str) -> None:
-        """Keep a text behind those before it, soon."""
+        """Append a text, and have it kept soon."""
         if os.getpid() != self._process:
             return
         with self._adding:
@@ -81,7 +81,10 @@ class Printed:
 
 
 class _Tee:
-    """A stream whose text is kept, too: for the trial of that moment, as a log outlives a trial."""
+    """A stream whose text is also kept for the trial that trains now.
+
+    A log handler may hold it longer than the trial that it was made for.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -281,6 +281,8 @@ class _Act:
     """Type of the request's body; None: it has none."""
     run: Callable[[Service, str, Any], None] | None = None
     """Takes that body; None: the record does the action by the experiment's id alone."""
+    tell: Callable[[Any], str] | None = None
+    """Returns what the audit log says of that body; None: the action alone stands there."""
 
 
 ACTS: Final[dict[Action, _Act]] = {
@@ -316,6 +318,7 @@ ACTS: Final[dict[Action, _Act]] = {
         """,
         PrioritizeRequest,
         lambda service, id, asked: service.record.prioritize(id, asked.priority),
+        lambda asked: f"priority {asked.priority}",
     ),
     "retry": _Act(
         "Try the failed trials of an experiment again",
@@ -368,8 +371,8 @@ def _add_route(action: Action, about: _Act) -> None:
             getattr(service.record, action)(id)
         else:
             about.run(service, id, asked)
-        if isinstance(asked, PrioritizeRequest):
-            callers.tell_audit(request, f"priority {asked.priority}")
+        if about.tell is not None:
+            callers.tell_audit(request, about.tell(asked))
         _wake(service)
         return service.views.experiment(service.record.experiment(id))
 
