@@ -30,6 +30,7 @@ from typer.testing import CliRunner
 
 from eigensweep.command.cli import app
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.api.answers.schemas import Views
 from eigensweep.service.api.app import create_app
 from eigensweep.service.queue.jobs import JobRunner
 from eigensweep.service.queue.webhooks import WebhookHandler, sign
@@ -256,6 +257,41 @@ class TestDelivery:
         end(url=receiver.url + "&again=1")
         notifier.send_due()
         assert [each.due_at for each in deliveries(record)] == [None, None]
+
+    def test_the_notices_say_what_did_not_arrive(self, end, notifier, receiver, record, now):
+        id = end()
+
+        def list_notices() -> list[tuple[str, str]]:
+            told = Views(None).experiment(record.experiment(id)).notices
+            return [(notice.kind, notice.words) for notice in told]
+
+        assert list_notices() == []
+        receiver.status = 503
+        notifier.send_due()
+        first = (
+            f"{HOST} was not told that it is over yet; the next try is at 08:00 UTC on 15 January: "
+            "the receiver answered 503"
+        )
+        assert list_notices() == [("webhook", first)]
+        receiver.status = 410
+        now[0] += 5
+        notifier.send_due()
+        last = (
+            f"{HOST} was not told that it is over, and no more tries are made: "
+            "the receiver answered 410"
+        )
+        assert list_notices() == [("webhook", last)]
+
+    def test_the_notices_say_nothing_of_what_arrived_later(
+        self, end, notifier, receiver, record, now
+    ):
+        id = end()
+        receiver.status = 503
+        notifier.send_due()
+        receiver.status = 200
+        now[0] += 5
+        assert notifier.send_due() == 1
+        assert Views(None).experiment(record.experiment(id)).notices == []
 
     def test_a_receiver_that_answers_drop_by_drop_holds_up_no_other(
         self, end, notifier, receiver, record, monkeypatch

@@ -94,6 +94,18 @@ def test_what_is_committed_between_rungs_is_told():
     assert scene.told[-1] == 700, "its last rung told more"
 
 
+def test_little_is_told_after_a_minute():
+    scene = Scene(limit=100)
+    scene.wait(20)
+    for step in range(1, 6):
+        scene.commit(step)
+        scene.wait(26)
+    assert scene.told == [2, 5]
+    scene.commit(6)
+    scene.wait(80)
+    assert scene.told == [2, 5, 6]
+
+
 def test_seeds_that_are_added_are_told_from_where_they_begin():
     scene = Scene(limit=100)
     scene.entry = replace(scene.entry, attempt=2, reports={1000: {}})

@@ -24,7 +24,9 @@ MOST_SECONDS_BETWEEN_LOOKS = 60.0
 LOOKS = 20
 """The least number of looks at a trial within its patience."""
 LEAST_SHARE = 0.01
-"""The part of its budget that a trial has come on, at least, when that is told."""
+"""The part of its budget after which it is told how far a trial has come."""
+LONGEST_UNTOLD = 60.0
+"""Seconds after which it is told however little that is: a hundredth of a long trial takes long."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class _Watched:
     changed_at: float
     told: int
     """The steps that were told last, or those of the last rung."""
+    told_at: float
     longest_pause: float = 0.0
     """The longest time between two signs of progress."""
 
@@ -120,18 +123,17 @@ class StallWatch:
         progress = self._read(entry)
         watched = self._watched.get(entry.number)
         if watched is None or watched.attempt != entry.attempt:
-            watched = _Watched(entry.attempt, progress, now, entry.reached)
+            watched = _Watched(entry.attempt, progress, now, entry.reached, now)
             # Seeds that are added begin anew, while those before have reached the budget.
             watched.told = min(watched.told, watched.steps)
             self._watched[entry.number] = watched
-            self._tell_steps(entry, watched)
+            self._tell_steps(entry, watched, now)
             return None
         if progress != watched.seen:
             if _has_begun(watched.seen, entry.attempt):
                 watched.longest_pause = max(watched.longest_pause, now - watched.changed_at)
             watched.seen, watched.changed_at = progress, now
-            self._tell_steps(entry, watched)
-            return None
+        self._tell_steps(entry, watched, now)
         patience = patience_with(self._limit, watched.longest_pause) + self._checkpoint_seconds
         if not _has_begun(progress, entry.attempt):
             patience = max(patience, START_SECONDS)
@@ -140,10 +142,12 @@ class StallWatch:
         del self._watched[entry.number]
         return Stall(entry, explain(entry, now - watched.changed_at, patience, progress))
 
-    def _tell_steps(self, entry: TrialEntry, watched: _Watched) -> None:
+    def _tell_steps(self, entry: TrialEntry, watched: _Watched, now: float) -> None:
         """Tell how far a trial has come between its rungs."""
-        if watched.steps - watched.told >= LEAST_SHARE * entry.config["training"]["steps"]:
-            watched.told = watched.steps
+        newly = watched.steps - watched.told
+        is_much = newly >= LEAST_SHARE * entry.config["training"]["steps"]
+        if is_much or (newly > 0 and now - watched.told_at >= LONGEST_UNTOLD):
+            watched.told, watched.told_at = watched.steps, now
             self._tell(entry, watched.steps)
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import fields
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Final, Generic, Literal, Self, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -23,7 +24,7 @@ from eigensweep.results.trial_result import Metrics, summarize_stored
 from eigensweep.search_spaces.checks.preview import ArmMemory
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.service.record.journal import spent_seconds
-from eigensweep.service.record.sql.tables import AttemptRow, ExperimentRow, TrialRow
+from eigensweep.service.record.sql.tables import AttemptRow, ExperimentRow, JobRow, TrialRow
 from eigensweep.service.record.views.progress import compute_progress
 from eigensweep.service.record.views.queries import ExperimentRecord, StoredTrial, TrialRecord
 
@@ -304,7 +305,8 @@ class ExperimentSummary(AnswerModel):
     error: str | None = Field(description="Why it failed; in a list the last line of that")
     notices: list[NoticeNow] = Field(
         description="Why its progress is slow now, such as a nearly full disk or a cordoned node,"
-        " or why it is not deleted or pruned yet; mostly empty"
+        " or why it is not deleted or pruned yet; mostly empty. Which webhooks could not be told "
+        "that it is over stands only where it is asked for alone"
     )
     cancel_requested: bool = Field(description="Whether its state is `cancelling`")
     delivered: bool = Field(
@@ -382,13 +384,15 @@ class Views:
             "eta_seconds": now.eta_seconds,
             "wall_seconds": spent_seconds(row, time.time()),
             "usage": UsageNow.made_of(row),
-            "notices": self._list_notices(row),
+            "notices": self._list_notices(record),
             "cancel_requested": row.state == "cancelling",
             "delivered": row.state in ENDED and row.tracked,
         }
 
-    def _list_notices(self, row: ExperimentRow) -> list[Notice]:
+    def _list_notices(self, record: ExperimentRecord) -> list[Notice]:
+        row = record.experiment
         told = [Notice.from_dict(notice) for notice in row.notices or ()]
+        told += map(_tell_unsent, record.unsent)
         away = None if row.state in {"paused", *ENDED} else self._explain_away()
         return told if away is None else [*told, Notice("ray", away)]
 
@@ -465,3 +469,17 @@ def read_place(attempt: AttemptRow | None) -> dict[str, object]:
 def _name_as_at_the_end(reported: Metrics) -> Metrics:
     """Return what a report says under the names that a result has; `objective` is the best."""
     return {name.removeprefix("valid/"): value for name, value in reported.items()}
+
+
+def _tell_unsent(message: JobRow) -> Notice:
+    """Return what a person should know of a message that was not delivered.
+
+    Of its address only the host is told: what follows it is a secret of many receivers.
+    """
+    words = f"{urlsplit(message.request['url']).hostname} was not told that it is over"
+    if message.due_at is None:
+        words += ", and no more tries are made"
+    else:
+        following = datetime.fromtimestamp(message.due_at, UTC)
+        words += f" yet; the next try is at {following:%H:%M} UTC on {following.day} {following:%B}"
+    return Notice("webhook", f"{words}: {message.error}")

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import InstrumentedAttribute, Session, defer, load_only
 
 from eigensweep.protocol.messages import Params
-from eigensweep.protocol.states import ExperimentState
+from eigensweep.protocol.states import ENDED, ExperimentState
 from eigensweep.results.ranking import UNRANKED
 from eigensweep.service.record.errors import ExperimentNotFoundError, NotFoundError
 from eigensweep.service.record.sql import database
@@ -25,6 +25,7 @@ from eigensweep.service.record.sql.tables import (
     Base,
     EventRow,
     ExperimentRow,
+    JobRow,
     ReportRow,
     ResultJson,
     TrialCount,
@@ -128,6 +129,8 @@ class ExperimentRecord:
     """Its place in the queue, from 1; None if it is not queued."""
     sources: tuple[str, ...] = ()
     """The experiments that results were taken over from; none in a list."""
+    unsent: Sequence[JobRow] = ()
+    """The messages to webhooks that a try has not delivered; none in a list."""
 
 
 def count_states(
@@ -167,7 +170,8 @@ class Queries(database.AtDatabase):
         is_queued = row.state == "queued"
         place = find_place(session.connection(), row) if is_queued else None
         sources = _find_sources(session, id) if "reused" in counts else ()
-        return ExperimentRecord(row, counts, history, place, sources)
+        unsent = session.scalars(_UNSENT, {"id": id}).all() if row.state in ENDED else ()
+        return ExperimentRecord(row, counts, history, place, sources, unsent)
 
     def posted(self, row: ExperimentRow) -> ExperimentRecord:
         """Return an experiment that was posted just now: mostly it has its place in the queue."""
@@ -490,6 +494,12 @@ _REPORT = _store_columns(ReportRow)
 _NEWEST = sa.select(*_REPORT).where(
     ReportRow.experiment_id == sa.bindparam("id"),
     sa.tuple_(ReportRow.number, ReportRow.step).in_(sa.bindparam("training", expanding=True)),
+)
+_UNSENT = (
+    sa.select(JobRow)
+    .where(JobRow.experiment_id == sa.bindparam("id"), JobRow.kind == "webhook")
+    .where(JobRow.error.is_not(None))
+    .order_by(JobRow.created_at, JobRow.key)
 )
 _STATE = sa.select(ExperimentRow.state).where(ExperimentRow.id == sa.bindparam("id"))
 _COUNTS = sa.select(
