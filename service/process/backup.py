@@ -224,13 +224,15 @@ class _SqliteRecord:
 
     def read_trials(self) -> list[_TrialRow]:
         query = "SELECT experiment_id, number, state, attempt FROM trials"
-        with closing(sqlite3.connect(self.path, BUSY_SECONDS)) as source:
+        with closing(sqlite3.connect(self.path, timeout=BUSY_SECONDS)) as source:
             return [_TrialRow(*row) for row in source.execute(query)]
 
     @contextmanager
     def hold_still(self, copy: Path) -> Iterator[list[_TrialRow]]:
         """Make whoever wants to write wait, copy the record, and give its trials."""
-        with closing(sqlite3.connect(self.path, BUSY_SECONDS, isolation_level=None)) as connection:
+        with closing(
+            sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
+        ) as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
                 copy_database(self.path, copy)
@@ -290,7 +292,7 @@ def copy_database(source: Path, target: Path) -> None:
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     with (
-        closing(sqlite3.connect(source, BUSY_SECONDS)) as here,
+        closing(sqlite3.connect(source, timeout=BUSY_SECONDS)) as here,
         closing(sqlite3.connect(target)) as there,
     ):
         here.backup(there)

@@ -269,16 +269,16 @@ class TestDelivery:
         receiver.status = 503
         notifier.send_due()
         first = (
-            f"{HOST} was not told that it is over yet; the next try is at 08:00 UTC on 15 January: "
-            "the receiver answered 503"
+            f"{HOST} was not told yet that the experiment is over: the receiver answered 503; "
+            "next try at 08:00 UTC on 15 January"
         )
         assert list_notices() == [("webhook", first)]
         receiver.status = 410
         now[0] += 5
         notifier.send_due()
         last = (
-            f"{HOST} was not told that it is over, and no more tries are made: "
-            "the receiver answered 410"
+            f"{HOST} was not told that the experiment is over: the receiver answered 410; "
+            "no more tries"
         )
         assert list_notices() == [("webhook", last)]
 

@@ -476,10 +476,9 @@ def _tell_unsent(message: JobRow) -> Notice:
 
     Of its address only the host is told: what follows it is a secret of many receivers.
     """
-    words = f"{urlsplit(message.request['url']).hostname} was not told that it is over"
-    if message.due_at is None:
-        words += ", and no more tries are made"
-    else:
-        following = datetime.fromtimestamp(message.due_at, UTC)
-        words += f" yet; the next try is at {following:%H:%M} UTC on {following.day} {following:%B}"
-    return Notice("webhook", f"{words}: {message.error}")
+    host, yet, following = urlsplit(message.request["url"]).hostname, "", "no more tries"
+    if message.due_at is not None:
+        at = datetime.fromtimestamp(message.due_at, UTC)
+        yet, following = " yet", f"next try at {at:%H:%M} UTC on {at.day} {at:%B}"
+    words = f"{host} was not told{yet} that the experiment is over: {message.error}; {following}"
+    return Notice("webhook", words)
