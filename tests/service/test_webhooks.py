@@ -293,6 +293,16 @@ class TestDelivery:
         assert notifier.send_due() == 1
         assert Views(None).experiment(record.experiment(id)).notices == []
 
+    def test_the_notices_have_one_line_of_a_bug(self, end, notifier, record, monkeypatch):
+        def fail(host: str, port: int) -> list[str]:
+            raise UnicodeError("label empty or too long")  # as Python's resolver does
+
+        id = end()
+        monkeypatch.setattr(notifier, "resolve", fail)
+        notifier.send_due()
+        (notice,) = Views(None).experiment(record.experiment(id)).notices
+        assert notice.words.endswith("on 15 January: UnicodeError: label empty or too long")
+
     def test_a_receiver_that_answers_drop_by_drop_holds_up_no_other(
         self, end, notifier, receiver, record, monkeypatch
     ):

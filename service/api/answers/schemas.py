@@ -476,9 +476,13 @@ def _tell_unsent(message: JobRow) -> Notice:
 
     Of its address only the host is told: what follows it is a secret of many receivers.
     """
-    host, yet, following = urlsplit(message.request["url"]).hostname, "", "no more tries"
-    if message.due_at is not None:
+    host = urlsplit(message.request["url"]).hostname
+    error = (message.error or "").strip().rpartition("\n")[2]  # a bug's is a whole traceback
+    yet, following = " yet", ""  # where no service sends, the next try may have passed
+    if message.due_at is None:
+        yet, following = "", "; no more tries"
+    elif message.due_at > time.time():
         at = datetime.fromtimestamp(message.due_at, UTC)
-        yet, following = " yet", f"next try at {at:%H:%M} UTC on {at.day} {at:%B}"
-    words = f"{host} was not told{yet} that the experiment is over: {message.error}; {following}"
+        following = f"; next try at {at:%H:%M} UTC on {at.day} {at:%B}"
+    words = f"{host} was not told{yet} that the experiment is over: {error}{following}"
     return Notice("webhook", words)
