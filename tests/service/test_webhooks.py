@@ -293,6 +293,19 @@ class TestDelivery:
         assert notifier.send_due() == 1
         assert Views(None).experiment(record.experiment(id)).notices == []
 
+    def test_the_notices_say_nothing_of_an_earlier_end(self, end, notifier, receiver, record, now):
+        id = end("failed")
+        receiver.status = 410
+        notifier.send_due()
+        assert len(Views(None).experiment(record.experiment(id)).notices) == 1
+        record.retry(id)
+        claim = record.claim(id)
+        assert claim is not None
+        RecordLedger(record.url, id, claim.generation).end("completed", None)
+        receiver.status = 200
+        assert notifier.send_due() == 1
+        assert Views(None).experiment(record.experiment(id)).notices == []
+
     def test_the_notices_have_one_line_of_a_bug(self, end, notifier, record, monkeypatch):
         def fail(host: str, port: int) -> list[str]:
             raise UnicodeError("label empty or too long")  # as Python's resolver does

@@ -130,7 +130,7 @@ class ExperimentRecord:
     sources: tuple[str, ...] = ()
     """The experiments that results were taken over from; none in a list."""
     unsent: Sequence[JobRow] = ()
-    """The messages to webhooks that a try has not delivered; none in a list."""
+    """The messages to webhooks about its end that a try has not delivered; none in a list."""
 
 
 def count_states(
@@ -170,7 +170,8 @@ class Queries(database.AtDatabase):
         is_queued = row.state == "queued"
         place = find_place(session.connection(), row) if is_queued else None
         sources = _find_sources(session, id) if "reused" in counts else ()
-        unsent = session.scalars(_UNSENT, {"id": id}).all() if row.state in ENDED else ()
+        of_this_end = {"id": id, "since": row.finished_at}
+        unsent = session.scalars(_UNSENT, of_this_end).all() if row.state in ENDED else ()
         return ExperimentRecord(row, counts, history, place, sources, unsent)
 
     def posted(self, row: ExperimentRow) -> ExperimentRecord:
@@ -498,7 +499,7 @@ _NEWEST = sa.select(*_REPORT).where(
 _UNSENT = (
     sa.select(JobRow)
     .where(JobRow.experiment_id == sa.bindparam("id"), JobRow.kind == "webhook")
-    .where(JobRow.error.is_not(None))
+    .where(JobRow.error.is_not(None), JobRow.created_at >= sa.bindparam("since"))
     .order_by(JobRow.created_at, JobRow.key)
 )
 _STATE = sa.select(ExperimentRow.state).where(ExperimentRow.id == sa.bindparam("id"))
