@@ -107,7 +107,7 @@ def restore(
     from eigensweep.service.process.backup import restore
     from eigensweep.service.settings import Settings
 
-    if not file.is_file():
+    if not file.exists() or file.is_dir():  # a pipe may give it, too
         call.fail(f"there is no file {file}", TITLE)
     told = {"HOME": str(home)}
     with _failures(call, "nothing was restored"), private_umask():

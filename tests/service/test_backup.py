@@ -511,6 +511,16 @@ class TestCommands:
         file.unlink()
         assert CliRunner().invoke(command_line, words).exit_code == 2
 
+    def test_a_backup_comes_through_a_pipe(self, settings, tmp_path):
+        file, pipe, home = tmp_path / "b.tar.gz", tmp_path / "pipe", tmp_path / "new"
+        post(settings)
+        back_up(settings, file)
+        os.mkfifo(pipe)
+        threading.Thread(target=lambda: pipe.write_bytes(file.read_bytes()), daemon=True).start()
+        done = CliRunner().invoke(command_line, ["restore", str(pipe), "--home", str(home)])
+        assert done.exit_code == 0, done.output
+        assert (home / "eigensweep.db").exists()
+
     def test_a_home_goes_into_a_file_and_comes_back(self, settings, tmp_path, monkeypatch):
         id, file = post(settings), str(tmp_path / "b.tar.gz")
         monkeypatch.setenv("EIGENSWEEP_HOME", str(settings.home))
