@@ -482,6 +482,12 @@ def restore(
     """
     home = home.expanduser().resolve()
     _require_empty(home, "--home")
+    database_file = None if database_url is None else database.file_of(database_url)
+    if database_file is not None and database_file.resolve().is_relative_to(home):
+        raise BackupError(
+            f"{database_file} would lie in the new home folder, which is empty: leave out "
+            "--database-url, and the record is SQLite there"
+        )
     if home.is_mount():
         raise BackupError(
             f"a file system is mounted at {home}, which cannot be replaced as a whole: choose a "

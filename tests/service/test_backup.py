@@ -511,6 +511,18 @@ class TestCommands:
         file.unlink()
         assert CliRunner().invoke(command_line, words).exit_code == 2
 
+    @pytest.mark.parametrize("where", ["sqlite:///record.db", "sqlite:///{home}/record.db"])
+    def test_no_database_is_made_in_the_new_home(self, settings, tmp_path, where):
+        home, file = tmp_path / "new", tmp_path / "b.tar.gz"
+        post(settings)
+        back_up(settings, file)
+        home.mkdir()
+        words = ["restore", str(file), "--home", str(home)]
+        told = CliRunner().invoke(command_line, [*words, "--database-url", where.format(home=home)])
+        assert told.exit_code == 2, told.output
+        assert "leave out --database-url" in told.output
+        assert not [*home.iterdir()]
+
     def test_a_backup_comes_through_a_pipe(self, settings, tmp_path):
         file, pipe, home = tmp_path / "b.tar.gz", tmp_path / "pipe", tmp_path / "new"
         post(settings)
