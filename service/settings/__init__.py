@@ -173,7 +173,7 @@ def find_mlflow_user() -> tuple[str, str] | None:
     return (user, password) if user and password else None
 
 
-RELATIVE: Final = re.compile(r"(sqlite(?:\+\w+)?:///(?:file:)?+)(?!/|:memory:|\?|$)")
+RELATIVE: Final = re.compile(r"(sqlite(?:\+\w+)?:///(?:file:)?+)(?!/)")
 """How a URL of SQLite begins whose file has no whole path."""
 DRIVERS: Final = re.compile(r"sqlite(\+pysqlite)?|postgres(ql)?(\+psycopg)?")
 """How the URL of a record may begin."""
@@ -333,11 +333,15 @@ class Settings(BaseSettings):
         from sqlalchemy.exc import ArgumentError
 
         with suppress(ArgumentError, ValueError):
-            if DRIVERS.fullmatch(make_url(url).drivername):
+            found = make_url(url)
+            file = (found.database or "").removeprefix("file:")
+            is_in_memory = url.startswith("sqlite") and file in ("", ":memory:")
+            if DRIVERS.fullmatch(found.drivername) and not is_in_memory:
                 return url
         raise ValueError(  # the URL is not told, as it may have a password
             "this is no URL of SQLite or PostgreSQL, such as sqlite:////srv/record.db or "
-            "postgresql://eigensweep@db/eigensweep"
+            "postgresql://eigensweep@db/eigensweep; SQLite needs a file, and for PostgreSQL there "
+            "is the driver psycopg alone"
         )
 
     @field_validator("webhook_hosts", "webhook_urls", mode="before")

@@ -127,10 +127,7 @@ def test_two_services_that_start_at_once_have_a_port_each():
         ("sqlite:///a/record.db?mode=ro", "sqlite:////h/a/record.db?mode=ro"),
         ("sqlite+pysqlite:///file:r.db?uri=true", "sqlite+pysqlite:///file:/h/r.db?uri=true"),
         ("sqlite:///file:/var/r.db?uri=true", "sqlite:///file:/var/r.db?uri=true"),
-        ("sqlite:///file::memory:?uri=true", "sqlite:///file::memory:?uri=true"),
         ("sqlite:////var/record.db", "sqlite:////var/record.db"),
-        ("sqlite://", "sqlite://"),
-        ("sqlite:///:memory:", "sqlite:///:memory:"),
         ("postgres://me@db/record", "postgresql://me@db/record"),
         ("postgresql+psycopg://me@db/record", "postgresql+psycopg://me@db/record"),
     ],
@@ -151,7 +148,11 @@ def test_a_rate_of_no_requests_is_refused():
 
 
 @pytest.mark.parametrize(
-    "given", ["foo", "mysql://a:secret@b/c", "postgresql+foo://a/b", "postgresql://a:secret@b:c/d"]
+    "given",
+    [
+        *("foo", "mysql://a:secret@b/c", "postgresql+foo://a/b", "postgresql://a:secret@b:c/d"),
+        *("sqlite://", "sqlite:///:memory:", "sqlite:///file::memory:?uri=true"),
+    ],
 )
 def test_what_is_no_url_of_a_database_is_refused_in_words(given, monkeypatch, capsys):
     monkeypatch.setenv("EIGENSWEEP_DATABASE_URL", given)
