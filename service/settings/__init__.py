@@ -112,6 +112,7 @@ def is_loopback(host: str) -> bool:
 
 
 API: Final = "/api/2.0/mlflow/experiments/search"
+CREDENTIALS: Final = "~/.mlflow/credentials"
 
 
 @dataclass(frozen=True)
@@ -143,8 +144,12 @@ class Mlflow:
 
         # What drivers ask, and with what they ask: /health would answer whatever the secret is.
         token, auth = self.token, None
-        if token is None and (auth := find_mlflow_user()) is None:
-            token = os.environ.get("MLFLOW_TRACKING_TOKEN")
+        try:
+            if token is None and (auth := find_mlflow_user()) is None:
+                token = os.environ.get("MLFLOW_TRACKING_TOKEN")
+        except (ConfigParserError, UnicodeDecodeError) as error:
+            kind = type(error).__name__  # the error itself may tell the password
+            return f"MLflow's client cannot read {CREDENTIALS} ({kind}): mend or remove that file"
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         client = httpx2.Client(
             headers=headers, auth=auth, timeout=PATIENCE_SECONDS, trust_env=False
@@ -162,14 +167,16 @@ class Mlflow:
 
 
 def find_mlflow_user() -> tuple[str, str] | None:
-    """Return the user and the password that MLflow's client sends to a server without a secret."""
-    kept = ConfigParser(interpolation=None)
-    with suppress(ConfigParserError, UnicodeDecodeError):
-        kept.read(os.path.expanduser("~/.mlflow/credentials"))  # there may be no home
+    """Return the user and the password that MLflow's client sends to a server without a secret.
+
+    Raises:
+        ConfigParserError, UnicodeDecodeError: where that client, too, ends with an error.
+    """
+    kept = ConfigParser()
+    kept.read(os.path.expanduser(CREDENTIALS))  # there may be no home
     names = "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"
-    user, password = (
-        os.environ.get(name) or kept.get("mlflow", name, fallback="") or "" for name in names
-    )
+    in_file = {name: kept.get("mlflow", name, fallback="") for name in names}
+    user, password = (os.environ.get(name) or in_file[name] for name in names)
     return (user, password) if user and password else None
 
 

@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
+from configparser import Error as ConfigParserError
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -133,15 +134,25 @@ def test_it_is_asked_with_what_mlflow_s_client_sends(
     assert ours is None or sent == "Bearer theirs"
 
 
-@pytest.mark.parametrize("has_home", [False, True])
-def test_credentials_that_cannot_be_read_are_none(monkeypatch, tmp_path, url, has_home) -> None:
+@pytest.mark.parametrize(
+    "content", [None, "[mlflow]\nü = 1", "secret", "[mlflow]\nmlflow_tracking_password = a%secret"]
+)
+def test_a_file_that_mlflow_s_client_cannot_read_is_told(
+    monkeypatch, tmp_path, url, content
+) -> None:
     (tmp_path / ".mlflow").mkdir()
-    (tmp_path / ".mlflow/credentials").write_bytes("[mlflow]\nü = 1".encode("latin-1"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    if not has_home:
+    if content is None:  # there may be no home folder
         monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    else:
+        (tmp_path / ".mlflow/credentials").write_bytes(content.encode("latin-1"))
+        with pytest.raises((ConfigParserError, UnicodeDecodeError)):
+            get_default_host_creds(url)
     words = Mlflow(url, url).find_problem()
-    assert words == "it answers 401: it wants one: set EIGENSWEEP_MLFLOW_TOKEN"
+    begin = "it answers 401" if content is None else "MLflow's client cannot read ~/.mlflow"
+    assert words is not None
+    assert words.startswith(begin)
+    assert content is None or "secret" not in words
 
 
 def test_one_that_answers_drop_by_drop_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
