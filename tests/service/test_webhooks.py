@@ -258,8 +258,11 @@ class TestDelivery:
         notifier.send_due()
         assert [each.due_at for each in deliveries(record)] == [None, None]
 
-    def test_the_notices_say_what_did_not_arrive(self, end, notifier, receiver, record, now):
+    def test_the_notices_say_what_did_not_arrive(
+        self, end, notifier, receiver, record, now, monkeypatch
+    ):
         id = end()
+        monkeypatch.setattr("time.time", lambda: now[0])
 
         def list_notices() -> list[tuple[str, str]]:
             told = Views(None).experiment(record.experiment(id)).notices
@@ -275,6 +278,8 @@ class TestDelivery:
         assert list_notices() == [("webhook", first)]
         receiver.status = 410
         now[0] += 5
+        late = f"{HOST} was not told yet that the experiment is over: the receiver answered 503"
+        assert list_notices() == [("webhook", late)], "no service sends any"
         notifier.send_due()
         last = (
             f"{HOST} was not told that the experiment is over: the receiver answered 410; "
@@ -306,15 +311,16 @@ class TestDelivery:
         assert notifier.send_due() == 1
         assert Views(None).experiment(record.experiment(id)).notices == []
 
-    def test_the_notices_have_one_line_of_a_bug(self, end, notifier, record, monkeypatch):
+    def test_the_notices_have_one_line_of_a_bug(self, end, notifier, record, now, monkeypatch):
         def fail(host: str, port: int) -> list[str]:
             raise UnicodeError("label empty or too long")  # as Python's resolver does
 
         id = end()
         monkeypatch.setattr(notifier, "resolve", fail)
+        monkeypatch.setattr("time.time", lambda: now[0])
         notifier.send_due()
         (notice,) = Views(None).experiment(record.experiment(id)).notices
-        assert notice.words.endswith("on 15 January: UnicodeError: label empty or too long")
+        assert "is over: UnicodeError: label empty or too long; next try" in notice.words
 
     def test_a_receiver_that_answers_drop_by_drop_holds_up_no_other(
         self, end, notifier, receiver, record, monkeypatch
