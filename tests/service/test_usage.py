@@ -106,6 +106,7 @@ def test_steps_that_are_told_before_lanes_are_known_count_later(url, spec, clock
     for step, place in ((10, None), (20, replace(PLACE, lanes=8)), (30, None)):
         clock.now += 30
         ledger.report(0, 1, step, {}, place)
+        assert read(ledger)[0][0] == (0.0 if step == 10 else 3.0 * step)
     clock.now += 30
     ledger.finish(0, 1, "completed", Result(value=1.0, step=100))
     shared = pytest.approx((120.0, 120 / 9, 120 / 9))

@@ -199,9 +199,11 @@ def _report(
     if started is not None and told.place is not None:
         started.place = told.place.to_dict()
     is_auto = (experiment.spec.get("resources") or {}).get("lanes") == "auto"
-    # Only a place says how many lanes were chosen, and so what part of a device was used.
-    if started is not None and started.ended_at is None and not (is_auto and told.place is None):
-        count_use(rows, trial, started)
+    if started is not None and started.ended_at is None:
+        # Only a place says how many lanes were chosen, and so what part of a device was used.
+        has_lanes = (started.place or {}).get("lanes") is not None
+        if not is_auto or has_lanes or told.place is not None:
+            count_use(rows, trial, started)
     known = rows.get(ReportRow, (*key, told.step))
     if trial.state in OUTCOMES or known is not None:
         return
