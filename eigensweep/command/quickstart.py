@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 
 from rich.console import Console
 from tenacity import RetryError, Retrying, retry_if_exception_type, wait_fixed
@@ -104,11 +105,13 @@ def run(client: Client, screen: Console) -> int:
 def print_next_steps(home: Path, screen: Console) -> None:
     """Print how to look at the results again, and how to call `eigensweep` from a shell."""
     programs = Path(sys.executable).parent
-    lines = [f"All results are in {home}; to look at them again: EIGENSWEEP_HOME={home} make serve"]
+    again = f"EIGENSWEEP_HOME={quote(str(home))} make serve"
+    lines = [f"All results are in {home}; to look at them again: {again}"]
     if shutil.which("eigensweep") is None:
         lines.append(f"The command line is {programs / 'eigensweep'}")
         if (programs / "activate").exists():
-            lines[-1] += f"; to call it as `eigensweep`: source {programs / 'activate'}"
+            activate = quote(str(programs / "activate"))
+            lines[-1] += f"; to call it as `eigensweep`: source {activate}"
     screen.print("\n".join(lines), markup=False, soft_wrap=True)
 
 
