@@ -347,8 +347,8 @@ class Settings(BaseSettings):
                 return url
         raise ValueError(  # the URL is not told, as it may have a password
             "this is no URL of SQLite or PostgreSQL, such as sqlite:////srv/record.db or "
-            "postgresql://eigensweep@db/eigensweep; SQLite needs a file, and for PostgreSQL there "
-            "is the driver psycopg alone"
+            "postgresql://eigensweep@db/eigensweep; SQLite needs a file, and psycopg is the "
+            "only driver for PostgreSQL"
         )
 
     @field_validator("webhook_hosts", "webhook_urls", mode="before")

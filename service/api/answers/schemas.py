@@ -305,8 +305,8 @@ class ExperimentSummary(AnswerModel):
     error: str | None = Field(description="Why it failed; in a list the last line of that")
     notices: list[NoticeNow] = Field(
         description="Why its progress is slow now, such as a nearly full disk or a cordoned node,"
-        " or why it is not deleted or pruned yet; mostly empty. Which webhooks could not be told "
-        "that it is over stands only where it is asked for alone"
+        " or why it is not deleted or pruned yet; mostly empty. The answer about one "
+        "experiment also names webhooks that could not be told that it is over; lists do not"
     )
     cancel_requested: bool = Field(description="Whether its state is `cancelling`")
     delivered: bool = Field(
@@ -478,7 +478,7 @@ def _tell_unsent(message: JobRow) -> Notice:
     """
     host = urlsplit(message.request["url"]).hostname
     error = (message.error or "").strip().rpartition("\n")[2]  # a bug's is a whole traceback
-    yet, following = " yet", ""  # where no service sends, the next try may have passed
+    yet, following = " yet", ""  # its time may have passed, where no service sends messages now
     if message.due_at is None:
         yet, following = "", "; no more tries"
     elif message.due_at > time.time():
