@@ -13,7 +13,6 @@ import httpx2
 import typer
 from fastapi import FastAPI
 from pydantic import ValidationError
-from sqlalchemy import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from eigensweep.client import Client
@@ -83,7 +82,7 @@ def _bring_up_to_date(url: str) -> None:
                     return
                 leads = leadership.hold()
             if leads and schema is None:
-                place = make_url(url).render_as_string(hide_password=True)
+                place = database.show_place(url)
                 words = f"a new record is made at {place}; is that the place of your service?"
                 typer.echo(f"{words} EIGENSWEEP_HOME names its home folder", err=True)
             if leads or schema not in (None, *migrations.list_revisions()):

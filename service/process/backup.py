@@ -191,7 +191,7 @@ def _find_record(settings: Settings) -> _SqliteRecord | _PostgresqlRecord:
     path = database.file_of(settings.database)
     if path is None or not path.is_file():
         raise BackupError(
-            f"the record at {url.render_as_string(hide_password=True)} cannot be saved: only "
+            f"the record at {database.show_place(settings.database)} cannot be saved: only "
             "PostgreSQL and files of SQLite can"
         )
     return _SqliteRecord(path)
@@ -250,7 +250,7 @@ class _PostgresqlRecord:
         with migrations.try_database(self.url):
             have, ours = migrations.compare_versions(self.url)
         if have != ours:
-            place = make_url(self.url).render_as_string(hide_password=True)
+            place = database.show_place(self.url)
             raise BackupError(
                 f"the record at {place} has schema {have}, and this version of Eigensweep reads "
                 f"{ours}: run `eigensweep backup` of the version that the service has"
@@ -540,7 +540,7 @@ def _put_into_database(record: Path, url: str) -> Iterator[None]:
     migrations.migrate(url)
     with database.engine(url).begin() as target:
         if (table := copying.find_table_with_rows(target)) is not None:
-            place = make_url(url).render_as_string(hide_password=True)
+            place = database.show_place(url)
             raise BackupError(
                 f"the database at {place} has rows (in its table '{table}'), and a record is "
                 "restored into an empty one only: make one with `createdb`"

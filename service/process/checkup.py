@@ -269,7 +269,7 @@ def check_database(context: Context) -> Iterator[Finding]:
     from eigensweep.service.record.sql import database
 
     url = context.settings.database
-    place = make_url(url).render_as_string(hide_password=True)
+    place = database.show_place(url)
     file = database.file_of(url)
     if file is not None and not file.exists():
         yield ok("database", f"{place} is made at the first start")

@@ -252,7 +252,8 @@ class ClusterProcess:
         self._spawned += 1
         if self._spawned > 1:
             RESTARTS.labels("ray").inc()
-        environment = dict(os.environ)
+        # A late call of a process that has left Ray would connect it to any Ray of this machine.
+        environment = os.environ | {"RAY_ENABLE_AUTO_CONNECT": "0"}
         if self._is_own:
             # As Ray would choose for a cluster that it starts; drivers need them, too.
             environment.setdefault("RAY_AUTH_MODE", "token")

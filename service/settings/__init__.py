@@ -381,11 +381,12 @@ class Settings(BaseSettings):
     @field_validator("rate_limit")
     @classmethod
     def _require_a_rate(cls, rate: str | None) -> str | None:
-        from limits import parse
+        from limits import parse_many
 
         if rate not in (None, OFF):
             try:
-                if parse(rate).amount < 1:
+                (only,) = parse_many(rate)
+                if only.amount < 1:
                     raise ValueError
             except ValueError:
                 raise ValueError(

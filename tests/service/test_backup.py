@@ -304,8 +304,9 @@ class TestRefusals:
         with pytest.raises(BackupError, match=r"has schema 0023, .* of the version that the"):
             back_up(elsewhere, tmp_path / "b.tar.gz")
 
-    def test_a_silent_database_is_named_without_its_password(self, settings, tmp_path):
-        url = "postgresql://me:hush@127.0.0.1:1/record"
+    @pytest.mark.parametrize("url", ["me:hush@127.0.0.1:1/r", "me@127.0.0.1:1/r?password=hush"])
+    def test_a_silent_database_is_named_without_its_password(self, settings, tmp_path, url):
+        url = f"postgresql://{url}"
         elsewhere = settings.model_copy(update={"database_url": url})
         with pytest.raises(RecordUnusableError, match="cannot be used") as raised:
             back_up(elsewhere, tmp_path / "b.tar.gz")

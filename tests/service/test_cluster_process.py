@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -42,9 +44,12 @@ class PlayedDrivers:
         self.launched: list[DriverProcess] = []
         self.told: list[tuple[DriverOrder, str]] = []
         """The order of each driver, and where its log is."""
+        self.environment: dict[str, str] = {}
+        """That of the zygote."""
 
     def start(self, environment: dict[str, str]) -> None:
         """Start no zygote."""
+        self.environment = environment
 
     def watch(self) -> None:
         """Look at no zygote."""
@@ -163,6 +168,15 @@ def test_a_death_after_a_silence_of_ray_is_not_the_drivers_own(cluster, monkeypa
     later = cluster.launch("e2", {}, None, OPTIONS)
     die(cluster, FAILURE)
     wait_until(lambda: later.state() == "died")
+
+
+def test_a_late_call_connects_to_no_other_ray(cluster):
+    cluster.start()
+    played: Any = cluster.drivers
+    found = {**played.environment, "RAY_ADDRESS": "127.0.0.1:1"}  # where a call would connect
+    late = [sys.executable, "-c", "import ray; ray.nodes()"]
+    call = subprocess.run(late, env=found, capture_output=True, text=True, check=False)
+    assert "Ray has not been" in call.stderr
 
 
 def test_a_driver_of_an_earlier_service_ends_by_nobodys_fault(away, monkeypatch):

@@ -142,9 +142,10 @@ def test_a_bucket_with_too_few_slashes_is_no_folder(given):
         Settings(storage=given)
 
 
-def test_a_rate_of_no_requests_is_refused():
-    with pytest.raises(ValidationError, match="'0/minute' is no rate"):
-        Settings(rate_limit="0/minute")
+@pytest.mark.parametrize("given", ["0/minute", "1/minute;0/hour", "1/minute;2/hour"])
+def test_what_is_not_one_rate_of_some_requests_is_refused(given):
+    with pytest.raises(ValidationError, match=f"'{given}' is no rate"):
+        Settings(rate_limit=given)
 
 
 @pytest.mark.parametrize(

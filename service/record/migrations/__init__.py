@@ -12,7 +12,6 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import make_url
 from sqlalchemy.exc import DBAPIError
 
 from eigensweep.service.record.sql import database
@@ -74,7 +73,7 @@ def try_database(url: str) -> Iterator[None]:
     except (DBAPIError, FileNotFoundError, PermissionError) as error:
         if isinstance(error, DBAPIError) and database.is_damaged(error):
             raise RecordUnusableError(database.explain_damage(url, error.orig)) from error
-        place = make_url(url).render_as_string(hide_password=True)
+        place = database.show_place(url)
         what = error.orig if isinstance(error, DBAPIError) else error
         raise RecordUnusableError(
             f"the database of the record at {place} cannot be used: {what}; start it, or set "

@@ -100,13 +100,24 @@ class WrongSchemaError(SQLAlchemyError):
     """The database lacks a table or a column of this version; waiting does not help."""
 
     def __init__(self, url: str, error: DBAPIError) -> None:
-        place = make_url(url).render_as_string(hide_password=True)
+        place = show_place(url)
         what = str(error.orig).split("\n", 1)[0]
         super().__init__(
             f"the record at {place} has not the schema of this version of Eigensweep ({what}): "
             "start `eigensweep serve` with this database, which brings its schema up to date, or "
             "set EIGENSWEEP_HOME or EIGENSWEEP_DATABASE_URL to another place"
         )
+
+
+def show_place(url: str) -> str:
+    """Return the URL of a database as a person may read it, without its passwords.
+
+    >>> show_place("postgresql://me:secret@db/record?sslmode=require&password=secret")
+    'postgresql://me:***@db/record?sslmode=require'
+    """
+    parsed = make_url(url)
+    secret = [name for name in parsed.query if "password" in name]
+    return parsed.difference_update_query(secret).render_as_string(hide_password=True)
 
 
 def name_driver(url: str) -> str:
@@ -253,7 +264,7 @@ def look_for_damage(url: str) -> None:
 
 def explain_damage(url: str, what: object) -> str:
     """Return the words for a person whose record is damaged."""
-    place = make_url(url).render_as_string(hide_password=True)
+    place = show_place(url)
     return (
         f"the record at {place} is damaged ({what}): stop the service and restore a backup with "
         "`eigensweep restore`"
