@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from fractions import Fraction
@@ -196,17 +197,6 @@ class Choice(_Parameter):
 class _Range(_Parameter):
     log: bool = Field(False, description="Draw evenly on a logarithmic scale")
 
-    @model_validator(mode="after")
-    def _has_room(self) -> Self:
-        low, high = self.ends()
-        assert isinstance(low, int | float)
-        assert isinstance(high, int | float)
-        if low >= high:
-            raise ValueError(f"'low' must be below 'high'; {low} and {high} are given")
-        if self.log and low <= 0:
-            raise ValueError(f"a logarithmic range begins above 0; 'low' is {low}")
-        return self
-
     @model_serializer(mode="wrap")
     def _conditions_only_if_any(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         content = handler(self)
@@ -240,6 +230,11 @@ class Real(_Range):
 
     @model_validator(mode="after")
     def _step_counts(self) -> Self:
+        _require_room(self.low, self.high, log=self.log)
+        for end in (self.low, self.high):
+            if 0 < abs(end) < sys.float_info.min:
+                least = sys.float_info.min
+                raise ValueError(f"{end} is too near to 0; {least:.4g} is far enough")
         if self.step is None:
             return self
         if self.log:
@@ -273,7 +268,10 @@ class Real(_Range):
         if self.step is not None:
             return super().at(share)
         if self.log:
-            return _between(self.low * (self.high / self.low) ** share, self.low, self.high)
+            ratio = self.high / self.low
+            is_finite = ratio < math.inf
+            found = self.low * ratio**share if is_finite else _mix(self.low, self.high, share)
+            return _between(found, self.low, self.high)
         return _between(self.low + share * (self.high - self.low), self.low, self.high)
 
     def ends(self) -> tuple[float, float]:
@@ -296,6 +294,7 @@ class Integer(_Range):
 
     @model_validator(mode="after")
     def _step_counts(self) -> Self:
+        _require_room(self.low, self.high, log=self.log)
         if self.log and self.step != 1:
             raise ValueError("a range takes 'log' or 'step', not both; list the values instead")
         if self.step > self.high - self.low:
@@ -322,6 +321,19 @@ class Integer(_Range):
 
     def ends(self) -> tuple[int, int]:
         return self.low, self.value(self.size() - 1)
+
+
+def _require_room(low: float, high: float, *, log: bool) -> None:
+    """Raise ValueError if no number lies between the ends of a range."""
+    if low >= high:
+        raise ValueError(f"'low' must be below 'high'; {low} and {high} are given")
+    if log and low <= 0:
+        raise ValueError(f"a logarithmic range begins above 0; 'low' is {low}")
+
+
+def _mix(low: float, high: float, share: float) -> float:
+    """Return the number at a share of a logarithmic range of which no float holds high / low."""
+    return low ** (1 - share) * high**share
 
 
 def _between(value: float, low: float, high: float) -> float:

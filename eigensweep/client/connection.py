@@ -163,7 +163,7 @@ class Connection:
             ServiceAwayError: if there is no answer.
         """
         try:
-            content = None if body is None else json.dumps(body)
+            content = None if body is None else json.dumps(body, default=_make_plain)
         except TypeError as error:
             raise InputError(f"this cannot be sent as JSON: {error}") from error
         headers = {"Content-Type": "application/json", **(headers or {})}
@@ -266,6 +266,15 @@ def _read_token_file() -> str | None:
 def _is_loopback(url: str) -> bool:
     """Return whether a URL leads to this machine; a proxy would lead away from it."""
     return urlsplit(url).hostname in {"127.0.0.1", "localhost", "::1"}
+
+
+def _make_plain(value: Any) -> Any:
+    """Return numbers and arrays of NumPy, and ranges, as JSON has them."""
+    if isinstance(value, range):
+        return list(value)
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{value!r:.100} is of the type {type(value).__name__}, which JSON has not")
 
 
 def _read_json(response: httpx2.Response) -> JsonObject:

@@ -7,8 +7,10 @@ least one of the extreme points of each arm keeps the rules about several fields
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from posixpath import normpath
 
 from eigensweep.search_spaces.checks.fitting import find_misfits, place_of
 from eigensweep.search_spaces.checks.memory import list_extremes
@@ -36,6 +38,8 @@ from eigensweep.tasks import TASKS
 
 MOST_RUNGS = 1_000
 MOST_LISTED = 10_000
+METRIC_NAME = re.compile(r"[\w.: /-]{1,200}")
+"""What MLflow takes as the name of a metric, if it is no path with a `.` or an empty part."""
 MOST_NAMED = 5
 """Arms that a message names."""
 READS = {
@@ -126,6 +130,7 @@ def _check_task(
         except ValueError as error:
             yield SpecError("task", str(error))
             return
+        yield from _check_metric_names(spec)
     if not (lacking.touch("task") and "corpus" in type(task).model_fields):  # it chooses a corpus
         try:
             TASKS[task.name].check_corpus(task, data_root)
@@ -146,6 +151,26 @@ def _check_task(
         )
         return
     yield from check_against(spec, spec.objective.against)
+
+
+def _check_metric_names(spec: ExperimentSpec) -> Iterator[SpecError]:
+    for metric in spec.task.metrics:
+        if metric.name in COSTS:
+            yield SpecError(
+                "task",
+                f"{spec.task.name} has a metric of the name '{metric.name}', which is a cost of "
+                "training: give it another name in the task's class",
+                expected=f"a name other than {', '.join(COSTS)}",
+                got=metric.name,
+            )
+        elif not METRIC_NAME.fullmatch(metric.name) or normpath(metric.name) != metric.name:
+            yield SpecError(
+                "task",
+                f"MLflow takes no metric of the name '{shorten(metric.name)}', which "
+                f"{spec.task.name} has: give it another name in the task's class",
+                expected="at most 200 letters, digits, spaces, and '_', '-', '.', ':', '/'",
+                got=shorten(metric.name),
+            )
 
 
 def check_against(

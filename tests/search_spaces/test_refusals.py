@@ -23,6 +23,8 @@ from eigensweep.search_spaces.errors import (
     UnknownParameterError,
 )
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.tasks.base import Metric
+from eigensweep.tasks.copying import CopyingConfig
 
 LSTM = {"name": "lstm", "hidden_size": 8}
 THOUSAND = {"low": 1, "high": 1000}
@@ -165,6 +167,16 @@ def test_lanes_may_be_a_number_or_measured_or_left_out(lanes):
             {"search": grid(optimizer__lr={"low": 0.2, "high": 0.1})},
             "search.space.optimizer.lr",
             "'low' must be below 'high'",
+        ),
+        (
+            {"search": grid(optimizer__lr={"low": 0.1, "high": 0.2, "step": 5.0})},
+            "search.space.optimizer.lr",
+            "'step' 5.0 is larger than the range",
+        ),
+        (
+            {"search": grid(optimizer__lr={"low": 1e-320, "high": 0.1, "log": True})},
+            "search.space.optimizer.lr",
+            "1e-320 is too near to 0",
         ),
         ({"search": grid(optimizer__lr=[0.1, 0.1])}, "search.space.optimizer.lr.choices", "twice"),
         ({"resources": {"lanes": 0}}, "resources.lanes", "from 1 to 512; got 0"),
@@ -498,6 +510,22 @@ def test_a_missing_corpus_names_the_path_that_was_tried(tmp_path):
     with pytest.raises(CorpusError, match=r"ptb\.train\.txt") as caught:
         check_spec(ExperimentSpec.model_validate(content), tmp_path)
     assert str(tmp_path) in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("seconds", "a metric of the name 'seconds', which is a cost of training"),
+        ("right %", "MLflow takes no metric of the name 'right %'"),
+        ("top/../5", "MLflow takes no metric"),
+        ("x" * 201, "MLflow takes no metric"),
+    ],
+)
+def test_a_metric_whose_name_would_be_lost_is_refused(monkeypatch, name, words):
+    monkeypatch.setattr(CopyingConfig, "metrics", (Metric("loss", "nats"), Metric(name, "")))
+    (problem,), _ = post(model=LSTM)
+    assert problem["path"] == "task"
+    assert words in problem["message"]
 
 
 def test_a_huge_grid_over_fifty_arms_is_refused_untried(monkeypatch):

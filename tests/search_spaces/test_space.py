@@ -124,6 +124,14 @@ def test_a_range_without_a_step_makes_the_count_infinite():
         space.point(0)
 
 
+@pytest.mark.parametrize(("low", "high"), [(1e-300, 1e300), (1e-30, 1e279), (1e-307, 100.0)])
+def test_a_logarithmic_range_may_span_more_than_a_float(low, high):
+    axis = Real(low=low, high=high, log=True)
+    found = [math.log10(axis.at(share)) for share in (0.0, 0.25, 0.5, 1.0)]
+    first, last = math.log10(low), math.log10(high)
+    assert found == pytest.approx([first + share * (last - first) for share in (0, 0.25, 0.5, 1)])
+
+
 def test_an_arm_without_parameters_is_exactly_one_point():
     space = Space({"only": {}})
     assert list(space) == [Point("only", {})]

@@ -13,6 +13,7 @@ from ssl import CERT_REQUIRED, SSLContext
 from typing import Any
 from urllib.parse import parse_qs
 
+import numpy as np
 import pytest
 from helpers.waiting import PATIENCE
 
@@ -361,6 +362,13 @@ def test_a_name_that_ends_in_a_number_is_found(stub: Stub, client: Client) -> No
     assert (found.id, number) == (ID, None)
     found, number = client.find_trial("run/3/18")
     assert (found.id, number) == (ID, 18)
+
+
+def test_numbers_of_numpy_are_sent_as_numbers(stub: Stub, client: Client) -> None:
+    stub.answers["/v1/experiments/preview"] = [as_json(200, {"trials": 1})]
+    client.preview({"a": np.int64(8), "b": np.array([0.5, 1]), "c": range(2), "d": np.float32(0.5)})
+    ((_, _, body),) = stub.heard
+    assert json.loads(body) == {"a": 8, "b": [0.5, 1.0], "c": [0, 1], "d": 0.5}
 
 
 def test_dates_in_a_spec_are_texts(tmp_path: Any, client: Client) -> None:

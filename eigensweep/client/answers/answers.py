@@ -445,7 +445,7 @@ def _place_in_queue(experiment: ExperimentJson) -> str:
     return "" if place is None else f", number {place} in the queue"
 
 
-LIST_HEADS: Final = ("id", "name", "project", "owner", "state", "trials", "best", "created")
+LIST_HEADS: Final = ("id", "name", "project", "owner", "state", "trials", "best", "created (UTC)")
 
 
 def make_list_row(experiment: ExperimentJson) -> Sequence[Any]:

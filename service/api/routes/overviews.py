@@ -346,7 +346,8 @@ def get_weights(
     if file is None:
         raise NotFoundError(
             f"the store has no {which} weights of trial {number} with seed {chosen}: they were "
-            "removed (`eigensweep prune`), or it has not committed yet"
+            "removed (`eigensweep prune`; a reused result has those of the trial that trained "
+            "it), or it has committed none"
         )
     name = f"{id}-{number}-seed-{chosen}-{which}.pt"
     headers = {
