@@ -37,9 +37,6 @@ HEARTBEAT_SECONDS: Final = 5.0
 SILENT_SECONDS: Final = 60.0
 """Seconds without a heartbeat after which a leader counts as silent; it may hang."""
 
-TIMES: Final = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
-"""TCP keepalive: with these, each end of the connection notices within some ten seconds that the
-other machine is gone. Idle seconds, seconds between probes, and lost probes."""
 SET: Final = text("SELECT set_config(:name, :value, false)")
 TRY_LOCK: Final = text(
     # The schema is part of the name: two records may lie in two schemas of a database.
@@ -56,7 +53,7 @@ class AdvisoryLock:
             database.name_driver(url),
             poolclass=NullPool,
             isolation_level="AUTOCOMMIT",
-            connect_args={"connect_timeout": 5, "tcp_user_timeout": 10_000, **TIMES},
+            connect_args=database.CONNECT,
         )
         self._connection: Connection | None = None
         self._has_it = False
@@ -70,7 +67,7 @@ class AdvisoryLock:
         try:
             if self._connection is None:
                 self._connection = self._engine.connect()
-                for name, value in TIMES.items():
+                for name, value in database.KEEPALIVES.items():
                     self._connection.execute(SET, {"name": f"tcp_{name}", "value": str(value)})
             if self._has_it:
                 self._connection.execute(text("SELECT 1"))

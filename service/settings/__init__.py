@@ -161,7 +161,12 @@ class Mlflow:
                     lacks = "it wants one: set EIGENSWEEP_MLFLOW_TOKEN"
                     has = "it is the server of another secret"
                     return f"it answers 401: {lacks if self.token is None else has}"
-                return None if answer.is_success else f"it answers {answer.status_code}"
+                if not answer.is_success:
+                    return f"it answers {answer.status_code}"
+                kind = answer.headers.get("content-type", "")
+                if not kind.startswith("application/json"):
+                    return f"instead of MLflow something else answers, with {kind or 'no type'}"
+                return None
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             return "; ".join(filter(None, (f"no answer ({error})", self.explain_end())))
 

@@ -15,6 +15,7 @@ from sqlalchemy.exc import OperationalError
 from waiting import PATIENCE, wait_until
 
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.api.answers import shared_answers
 from eigensweep.service.api.answers.shared_answers import SingleFlight
 from eigensweep.service.record.errors import IdempotencyKeyReusedError, QuotaExceededError
 from eigensweep.service.record.record import Record
@@ -144,6 +145,27 @@ class TestAnswersForAllWhoWait:
             return await asyncio.gather(first, *others)
 
         assert asyncio.run(ask_while_it_is_found()) == ["no token", *["a token"] * 9]
+
+    def test_one_look_that_hangs_holds_up_no_later_one(self, monkeypatch):
+        monkeypatch.setattr(shared_answers, "PATIENCE_SECONDS", 0.05)
+        begun, heal, answers = threading.Event(), threading.Event(), ["late", "at once"]
+
+        def find() -> str:
+            answer = answers.pop(0)
+            if answer == "late":
+                begun.set()
+                assert heal.wait(PATIENCE)
+            return answer
+
+        async def ask_behind_it() -> list[str]:
+            flight = SingleFlight(find)
+            first = asyncio.create_task(flight.ask())
+            await asyncio.to_thread(begun.wait, PATIENCE)
+            later = await flight.ask()
+            heal.set()
+            return [later, await first]
+
+        assert asyncio.run(ask_behind_it()) == ["at once", "late"]
 
     def test_an_error_is_for_those_who_wait_and_the_next_ask_anew(self):
         answers: list[Any] = [OSError("away"), "back"]

@@ -77,11 +77,14 @@ class Other(BaseHTTPRequestHandler):
     """An MLflow server that has a secret, and remembers what it was sent."""
 
     sent: ClassVar[list[str | None]] = []
+    kind: ClassVar[str] = "application/json"
 
     def do_GET(self) -> None:
         self.sent.append(self.headers["Authorization"])
         knows = self.path == "/health" or self.headers["Authorization"] == "Bearer theirs"
         self.send_response(200 if knows else 401)
+        if self.kind:
+            self.send_header("Content-Type", self.kind)
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
@@ -98,6 +101,15 @@ def url() -> Iterator[str]:
     server.shutdown()
     server.server_close()
     thread.join()
+
+
+@pytest.mark.parametrize(("kind", "told"), [("text/html", "text/html"), ("", "no type")])
+def test_a_page_of_a_proxy_is_no_mlflow(
+    url: str, monkeypatch: pytest.MonkeyPatch, kind: str, told: str
+) -> None:
+    monkeypatch.setattr(Other, "kind", kind)
+    words = f"instead of MLflow something else answers, with {told}"
+    assert Mlflow(url, url, "theirs").find_problem() == words
 
 
 def test_a_server_of_another_secret_cannot_be_used(url: str) -> None:

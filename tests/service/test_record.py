@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import event, select, text
+from sqlalchemy import event, make_url, select, text
 from sqlalchemy.exc import DBAPIError
 from waiting import PATIENCE
 
@@ -27,7 +27,7 @@ from eigensweep.service.record.migrations import (
 )
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.sql import database
-from eigensweep.service.record.sql.database import WrongSchemaError, is_away
+from eigensweep.service.record.sql.database import ReadOnlyError, WrongSchemaError, is_away
 from eigensweep.service.record.sql.rows import RowSession
 from eigensweep.service.record.sql.tables import Base, ExperimentRow, TrialCount, TrialRow
 from eigensweep.service.record.views.progress import compute_progress
@@ -111,6 +111,22 @@ class TestWrongSchema:
     def test_wrong_sql_is_a_bug_and_not_waited_for(self, each_url):
         with pytest.raises(DBAPIError, match="syntax"):
             database.read(each_url, lambda session: session.execute(text("SELEC 1")), 3600.0)
+
+
+def test_a_postgresql_that_only_reads_is_away_for_writes(postgresql_url, spec):
+    """As a standby that a failover leads to, or a server that is full."""
+    whole = make_url(postgresql_url)
+    options = f"{whole.query.get('options', '')} -c default_transaction_read_only=on"
+    url = whole.update_query_dict({"options": options}).render_as_string(hide_password=False)
+    record = Record(url)
+    with pytest.raises(ReadOnlyError, match="read-only, as a standby is"):
+        record.ping()
+    assert record.list_queued(3) == []
+    with pytest.raises(DBAPIError) as raised:
+        add(record, spec())
+    assert is_away(raised.value)
+    Record(postgresql_url).ping()
+    database.engine(url).dispose()
 
 
 class TestQueue:

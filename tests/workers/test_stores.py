@@ -498,6 +498,12 @@ class TestATrial:
         with pytest.raises(StoreAwayError, match=f"cannot write {nowhere}"):
             try_out(open_files(f"{nowhere}/x"))
 
+    def test_without_its_bucket_a_store_is_away_and_not_empty(self, serve):
+        store = Store(serve("s3").replace("lab", "nowhere"))
+        for ask in (store.files.names, store.files.size, store.files.read, store.heads.read):
+            with pytest.raises(StoreAwayError, match="bucket does not exist"):
+                ask(KEY)
+
 
 def test_a_driver_stops_trials_through_the_object_store(url, tmp_path, monkeypatch):
     monkeypatch.setattr(ObjectFiles, "look_seconds", 0.0)

@@ -21,6 +21,7 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.store.checkpoints import Store
 from eigensweep.store.commits.curves import CurvePoint
 from eigensweep.store.commits.kept_files import BEST
+from eigensweep.store.places.durable_files import StoreAwayError
 from eigensweep.workers.driver.experiment import ExperimentDriver
 from eigensweep.workers.tracking import tracker as tracking
 from eigensweep.workers.tracking.mlflow_runs import AwayError, MlflowRefusedError, RunContent, _ask
@@ -161,6 +162,15 @@ def commit(store: Store, key: str, *steps: int) -> None:
     store.commit(key, 1, steps[-1], {}, points)
 
 
+def leave_commits(folder: Path, number: int, *seeds: int) -> None:
+    """Leave in the store that these seeds of a trial have trained, and no curve."""
+    store = Store(folder)
+    for seed in seeds:
+        key = f"e1/{number:05}/{seed}"
+        store.begin(key, 1)
+        store.commit(key, 1, 1, {}, [])
+
+
 class TestBestWeights:
     VALUES = ((7, 0.5), (8, 0.2), (9, 0.9), (10, None))
 
@@ -272,6 +282,23 @@ class TestCurves:
         assert self.steps(runs) == [5, 10, 15]
         assert (ledger.load()[0].tracked, runs.ended) == (True, {"run-4-None": "FINISHED"})
 
+    @pytest.mark.parametrize("begins", [True, False])
+    def test_a_store_that_looks_empty_is_waited_for(self, tmp_path, runs, store, tracker, begins):
+        """As where a share is not mounted, or an object store has lost its bucket for a while."""
+        if begins:
+            tracker.see(self.RUNNING)
+            tracker._pass()
+        commit(store, "e1/00004/7", 15)
+        (tmp_path / "e1").rename(tmp_path / "away")
+        tracker.see(self.ENDED)
+        with pytest.raises(StoreAwayError, match="holds nothing at e1/00004/7, where a trial has"):
+            tracker._pass()
+        assert runs.ended == {}
+        (tmp_path / "away").rename(tmp_path / "e1")
+        tracker._pass()
+        assert self.steps(runs) == [5, 10, 15]
+        assert runs.ended == {"run-4-None": "FINISHED"}
+
     def test_a_successor_sends_all_with_the_times_of_commits(self, tmp_path, runs, store, tracker):
         tracker.see(self.RUNNING)
         tracker._pass()
@@ -331,6 +358,7 @@ class TestTrouble:
         monkeypatch.setattr(tracking, "LOOK_SECONDS", 0.01)
         made = object.__new__(ExperimentDriver)
         made.experiment, made.ledger = "e1", record_trial(tmp_path, self.ENDED)
+        leave_commits(tmp_path, 4, 7)
         return made
 
     def deliver(self, driver: ExperimentDriver, folder: Path) -> Any:
@@ -415,6 +443,7 @@ class TestManyTrials:
         entries = [make_entry(number=n, state="completed", result=result) for n in range(count)]
         for entry in entries:
             ledger = record_trial(folder, entry)
+            leave_commits(folder, entry.number, 7)
         tracker = make_tracker(folder, ledger=ledger)
         for entry in entries:
             tracker.see(entry)
@@ -530,7 +559,7 @@ class TestFirstClick:
         lineage = (Takeover(10, 2, {"lr": 0.1}, "a"), Takeover(20, 0, {"lr": 0.2}, "b"))
         entry = make_entry(result=Result(value=0.5, step=30), lineage=lineage)
         tracker = make_tracker(tmp_path, ledger=record_trial(tmp_path, entry))
-        Store(tmp_path).begin("e1/00004/7", 1)
+        leave_commits(tmp_path, 4, 7)
         tracker.see(entry)
         tracker._pass()
         words = "step 10 from trial 2, step 20 from trial 0"
@@ -576,6 +605,7 @@ class TestRace:
         for seed in (7, 8):
             store.begin(f"e1/00004/{seed}", 1)
             commit(store, f"e1/00004/{seed}", 10, 20)
+        leave_commits(tmp_path, 4, 9, 10)
         reports = {20: {"objective": 7.5}}
         entry = make_entry(config=self.NARROW, result=self.result(2), reports=reports)
         self.tracker = make_tracker(tmp_path, ledger=record_trial(tmp_path, entry), replicates=2)
@@ -621,6 +651,7 @@ class TestRace:
         """While MLflow is away for a night, each pass tries the same trials."""
         entry = make_entry(result=Result(value=0.5, outcome="completed", step=20))
         tracker = make_tracker(tmp_path, ledger=record_trial(tmp_path, entry))
+        leave_commits(tmp_path, 4, 7)
         tracker._pass()
         monkeypatch.setattr(runs, "flush", fail_with(AwayError("no route to it")))
         tracker.see(entry)

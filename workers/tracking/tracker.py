@@ -29,7 +29,7 @@ from eigensweep.results.trial_result import Measures, Metrics, Result, Source, f
 from eigensweep.store.checkpoints import Store, replicate_key
 from eigensweep.store.commits.curves import CurvePoint
 from eigensweep.store.commits.kept_files import BEST
-from eigensweep.store.places.durable_files import DamagedError, StorageError
+from eigensweep.store.places.durable_files import DamagedError, StorageError, StoreAwayError
 from eigensweep.workers.tracking.mlflow_runs import (
     ERROR,
     LONGEST_PARAM,
@@ -456,12 +456,27 @@ class Tracker:
             return held.mean.points[line.sent :]
         key = replicate_key(self._subject.id, entry.number, line.seed)
         try:
-            return self._store.points(key, line.sent)
+            points = self._store.points(key, line.sent)
         except DamagedError as error:
             if not entry.is_over:
                 raise
             logger.warning("points are left out of trial %d: %s", entry.number, error)
             return self._store.whole_points(key, line.sent)
+        if not points and _has_trained(entry, line.seed):
+            self._require_commits(key)
+        return points
+
+    def _require_commits(self, key: str) -> None:
+        """Raise StoreAwayError if the store has no commit of a replicate that has trained.
+
+        A share that is not mounted, and an object store that has just started, look empty. What is
+        in MLflow is pruned, and nothing else, so here nobody has removed it on purpose.
+        """
+        if self._store.heads.read_whole(key).commits == 0:
+            raise StoreAwayError(
+                f"{self._store.place} holds nothing at {key}, where a trial has trained: mount the "
+                "store, or start it again; if it is lost for good, delete the experiment"
+            )
 
     def _lines(self, runs: Runs, parent: str, entry: TrialEntry) -> list[_Line]:
         run_id = self._trial_run(runs, parent, entry)
@@ -534,6 +549,17 @@ class Tracker:
         values = [(factor * r.value, r.seed) for r in result.by_replicate if r.value is not None]
         seed = min(values)[1] if values else entry.config["seed"]
         return replicate_key(source.experiment, source.number, seed)
+
+
+def _has_trained(entry: TrialEntry, seed: int) -> bool:
+    """Return whether a replicate has trained here until a result: then the store has commits."""
+    result = entry.result
+    if result is None or entry.state not in ("completed", "pruned", "diverged"):
+        return False
+    known = {each.seed: each for each in result.by_replicate}
+    if not known:
+        return result.step > 0
+    return seed in known and known[seed].origin is None and known[seed].step > 0
 
 
 def _add_end(

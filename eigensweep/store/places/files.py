@@ -93,9 +93,9 @@ def try_out(files: Files) -> str | None:
     """
     folder, name, content = ".doctor", secrets.token_hex(8), secrets.token_hex(16).encode()
     path = f"{folder}/{name}"
+    if not files.create(path, content):
+        return f"{files.place}/{path} was not there, and making it was refused"
     try:
-        if not files.create(path, content):
-            return f"{files.place}/{path} was not there, and making it was refused"
         if files.create(path, b""):
             return f"{files.place} writes over an object although asked not to"
         if files.read(path) != content or name not in files.names(folder):

@@ -176,7 +176,11 @@ class ObjectFiles:
         place = f"{self._root}/{path}".rstrip("/")
         try:
             return getattr(self._library, name)(place, *given, **named)
-        except (FileNotFoundError, FileExistsError, StoreAwayError):
+        except FileNotFoundError as error:
+            if _lacks_bucket(error):
+                self.fail(act, path, error)
+            raise
+        except (FileExistsError, StoreAwayError):
             raise
         except Exception as error:
             if named.get("mode") == "create" and _is_conflict(error):
@@ -193,21 +197,27 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 def _lacks_keys(error: Exception) -> bool:
     """Tell whether there are no keys here, or the object store does not accept them."""
     for each in _causes(error):
-        code = str(getattr(each, "code", ""))
-        if isinstance(response := getattr(each, "response", None), dict):
-            code = str(response.get("Error", {}).get("Code", ""))
+        code = _find_code(each) or str(getattr(each, "code", ""))
         is_refused = isinstance(each, PermissionError) or str(each).startswith("Forbidden:")
         if is_refused or code in KEY_CODES or type(each).__name__ in KEY_ERRORS:
             return True
     return False
 
 
+def _find_code(error: BaseException) -> str:
+    """Return the code that an object store of the kind of S3 gave with an error, or nothing."""
+    response = getattr(error, "response", None)
+    return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
+
+
+def _lacks_bucket(error: Exception) -> bool:
+    """Tell whether the whole bucket is missing, as while the object store starts."""
+    return any(_find_code(each) == "NoSuchBucket" for each in _causes(error))
+
+
 def _is_conflict(error: Exception) -> bool:
     """Tell whether a put was refused because the object exists, or is being made at this moment."""
     for each in _causes(error):
-        response = getattr(each, "response", None)
-        if isinstance(response, dict):
-            code = str(response.get("Error", {}).get("Code", ""))
-            if code in ("PreconditionFailed", "ConditionalRequestConflict", "412", "409"):
-                return True
+        if _find_code(each) in ("PreconditionFailed", "ConditionalRequestConflict", "412", "409"):
+            return True
     return False

@@ -9,19 +9,21 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
 T = TypeVar("T")
+
+PATIENCE_SECONDS: Final = 5.0
+"""How long a look waits for the one before, which may never end: a database may hang."""
 
 
 class SingleFlight(Generic[T]):
     """What `find` returns, found in a thread: one call for all requests that wait for it.
 
     Nobody gets an answer that was begun before. Requests that come while `find` runs wait for the
-    next call.
+    next call, which begins `PATIENCE_SECONDS` later where the one before does not end.
     """
 
     def __init__(self, find: Callable[[], T]) -> None:
@@ -40,9 +42,8 @@ class SingleFlight(Generic[T]):
         return await asyncio.shield(self._next)  # a request that is given up leaves it to others
 
     async def _look(self, before: asyncio.Task[T] | None) -> T:
-        if before is not None:
-            with suppress(Exception):  # told to those who asked
-                await before
+        if before is not None and not before.done():
+            await asyncio.wait([before], timeout=PATIENCE_SECONDS)
         self._begun, self._next = self._next, None
         return await run_in_threadpool(self._find)
 

@@ -6,6 +6,7 @@ caller needs is said by the routes; see `callers`.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from functools import partial
 from ipaddress import ip_address
@@ -13,6 +14,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -39,6 +41,8 @@ PUBLIC: Final = frozenset(("/healthz", "/readyz", sign_in.PLACE, sign_in.END))
 PUBLIC_BELOW: Final = ("/static/",)
 """Folders of files that are the same everywhere."""
 REFUSALS: Final = (401, 403, 429)
+LONGEST_SECONDS: Final = 10.0
+"""How long a request waits to hear whether there are tokens."""
 
 
 class Access:
@@ -185,9 +189,21 @@ class Access:
             logger.debug("a stranger asks path=%s", request.url.path)
 
     async def _identify(self, request: Request) -> Caller:
-        if self._identity.may_be_open and await self._is_open.ask():
+        if self._identity.may_be_open and await self._find_whether_open():
             return self._identity.name_operator(request)
         return await run_in_threadpool(self._identity.identify, request)
+
+    async def _find_whether_open(self) -> bool:
+        """Return whether there is no token.
+
+        Raises:
+            SQLAlchemyError: if the database does not answer.
+        """
+        try:
+            return await asyncio.wait_for(self._is_open.ask(), LONGEST_SECONDS)
+        except TimeoutError:
+            words = f"the database has not answered for {LONGEST_SECONDS:g} s"
+            raise PoolTimeoutError(words) from None
 
     def _find_address(self, request: Request) -> str | None:
         peer = request.client.host if request.client else None

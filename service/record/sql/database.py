@@ -49,6 +49,15 @@ FEW: Final = (2, 3)
 """Connections that a process keeps to PostgreSQL, and how many more it opens for a moment: the
 service, and each driver. `postgresql.maxConnections` of the chart counts with them."""
 
+KEEPALIVES: Final = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
+"""TCP keepalive: with these, each end of the connection notices within some ten seconds that the
+other machine is gone. Idle seconds, seconds between probes, and lost probes."""
+CONNECT: Final = {"connect_timeout": 5, "tcp_user_timeout": 10_000, **KEEPALIVES}
+"""How a connection to PostgreSQL notices that nobody is at its other end. Without these, a question
+on one that a router has forgotten would wait a quarter of an hour."""
+
+READ_ONLY: Final = "25006"
+"""SQLSTATE of a write to a PostgreSQL that only reads, such as a standby, or one that is full."""
 MISSING_IN_POSTGRESQL: Final = {"3F000", "42P01", "42703"}
 """SQLSTATE of a schema, a table or a column that does not exist."""
 MISSING_IN_SQLITE: Final = re.compile("no such (table|column)|has no column named")
@@ -109,6 +118,15 @@ class WrongSchemaError(SQLAlchemyError):
         )
 
 
+class ReadOnlyError(SQLAlchemyError):
+    """The database reads and does not write."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(
+            f"the record at {show_place(url)} is read-only, as a standby is: all writes wait"
+        )
+
+
 def show_place(url: str) -> str:
     """Return the URL of a database as a person may read it, without its passwords.
 
@@ -157,7 +175,7 @@ def engine(url: str) -> Engine:
             pool_size=size,
             max_overflow=more,
             pool_timeout=10,
-            connect_args={"connect_timeout": 5},
+            connect_args=CONNECT,
         )
     made = create_engine(
         parsed, pool_size=10, max_overflow=30, connect_args={"timeout": BUSY_SECONDS}
@@ -214,10 +232,12 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 def is_away(error: BaseException) -> bool:
-    """Return whether the database was locked, full or out of reach, so that trying again helps."""
+    """Return whether the database was locked, full, read-only or out of reach: it may come back."""
     if isinstance(error, PoolTimeoutError):
         return True
     if isinstance(error, DBAPIError) and error.connection_invalidated:
+        return True
+    if isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) == READ_ONLY:
         return True
     if isinstance(error, OperationalError | InterfaceError):
         # SQLite reports wrong SQL as an OperationalError, too; any other name is about the file.

@@ -146,15 +146,19 @@ def count_states(
 class Queries(database.AtDatabase):
     """Reads the record at a database URL."""
 
-    def ping(self) -> None:
-        """Read one row, to see that the record can be read.
+    @database.reading
+    def ping(self, session: Session) -> None:
+        """Read one row, and ask whether the database would write.
 
         Raises:
-            SQLAlchemyError: if the database is away or has not the schema of this version.
+            SQLAlchemyError: if the database is away or read-only, or has not the schema of this
+                version.
         """
-        database.read(
-            self.url, lambda session: session.execute(sa.select(ExperimentRow.id).limit(1))
-        )
+        session.execute(sa.select(ExperimentRow.id).limit(1))
+        if database.takes_turns(self.url):  # SQLite says it when it writes
+            return
+        if session.scalar(sa.text("SHOW transaction_read_only")) == "on":
+            raise database.ReadOnlyError(self.url)
 
     @database.reading
     def experiment(self, session: Session, id: str) -> ExperimentRecord:
