@@ -234,7 +234,7 @@ class Real(_Range):
         for end in (self.low, self.high):
             if 0 < abs(end) < sys.float_info.min:
                 least = sys.float_info.min
-                raise ValueError(f"{end} is too near to 0; {least:.4g} is far enough")
+                raise ValueError(f"{end} is too near to 0; the nearest that works is {least:.4g}")
         if self.step is None:
             return self
         if self.log:
@@ -269,8 +269,9 @@ class Real(_Range):
             return super().at(share)
         if self.log:
             ratio = self.high / self.low
-            is_finite = ratio < math.inf
-            found = self.low * ratio**share if is_finite else _mix(self.low, self.high, share)
+            found = self.low * ratio**share
+            if math.isinf(ratio):  # other ranges keep the digits that they have always had
+                found = self.low ** (1 - share) * self.high**share
             return _between(found, self.low, self.high)
         return _between(self.low + share * (self.high - self.low), self.low, self.high)
 
@@ -329,11 +330,6 @@ def _require_room(low: float, high: float, *, log: bool) -> None:
         raise ValueError(f"'low' must be below 'high'; {low} and {high} are given")
     if log and low <= 0:
         raise ValueError(f"a logarithmic range begins above 0; 'low' is {low}")
-
-
-def _mix(low: float, high: float, share: float) -> float:
-    """Return the number at a share of a logarithmic range of which no float holds high / low."""
-    return low ** (1 - share) * high**share
 
 
 def _between(value: float, low: float, high: float) -> float:

@@ -469,8 +469,8 @@ class Tracker:
     def _require_commits(self, key: str) -> None:
         """Raise StoreAwayError if the store has no commit of a replicate that has trained.
 
-        A share that is not mounted, and an object store that has just started, look empty. What is
-        in MLflow is pruned, and nothing else, so here nobody has removed it on purpose.
+        A share that is not mounted, and an object store that has just started, look empty. Only
+        what MLflow holds is ever pruned, so nobody has removed these commits on purpose.
         """
         if self._store.heads.read_whole(key).commits == 0:
             raise StoreAwayError(

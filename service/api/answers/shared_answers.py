@@ -23,7 +23,7 @@ class SingleFlight(Generic[T]):
     """What `find` returns, found in a thread: one call for all requests that wait for it.
 
     Nobody gets an answer that was begun before. Requests that come while `find` runs wait for the
-    next call, which begins `PATIENCE_SECONDS` later where the one before does not end.
+    next call, but for `PATIENCE_SECONDS` at most: the one before may never end.
     """
 
     def __init__(self, find: Callable[[], T]) -> None:
