@@ -39,6 +39,11 @@ class SpecError(ValueError):
     def __str__(self) -> str:
         return f"{self.path}: {self.message}" if self.path else self.message
 
+    def below(self, place: str) -> SpecError:
+        """Return the same error, of which `path` is a place within `place`."""
+        path = f"{place}.{self.path}"
+        return type(self)(path, self.message, self.expected, self.got, self.available)
+
 
 class UnknownParameterError(SpecError):
     """A search space sets a path that no config of its arm declares."""

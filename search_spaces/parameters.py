@@ -37,6 +37,8 @@ Scalar = bool | int | float | str | None
 """A value of a parameter; None where a field may be left empty."""
 
 MOST_CHOICES = 1_000
+MOST_DESCRIBED = 12
+"""Values of a list that are named where it is described."""
 VALUE = {"type": ["number", "string", "boolean", "null"]}
 """A scalar in the JSON Schema."""
 
@@ -100,6 +102,21 @@ class _Parameter(BaseModel, ABC):
     @abstractmethod
     def position(self, value: Scalar) -> int | None:
         """Return the index of `value`, None if this parameter never takes it."""
+
+    def match(self, value: Scalar) -> Scalar:
+        """Return a value as this parameter writes it: 3.0 is 3 in a range of integers.
+
+        Raises:
+            ValueError: if this parameter never takes it.
+        """
+        index = self.position(value)
+        if index is None:
+            raise ValueError(f"takes {self.describe()}")
+        return self.value(index)
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Return in words which values it takes."""
 
     @abstractmethod
     def ends(self) -> tuple[Scalar, Scalar]:
@@ -185,6 +202,10 @@ class Choice(_Parameter):
     def position(self, value: Scalar) -> int | None:
         return self.values.index(value) if value in self.values else None
 
+    def describe(self) -> str:
+        more = ", ..." if len(self.values) > MOST_DESCRIBED else ""
+        return ", ".join(map(str, self.values[:MOST_DESCRIBED])) + more
+
     def ends(self) -> tuple[Scalar, Scalar]:
         return self.values[0], self.values[-1]
 
@@ -210,6 +231,10 @@ class _Range(_Parameter):
         assert isinstance(low, int | float)
         assert isinstance(high, int | float)
         return low <= value <= high
+
+    def _say_ends(self) -> str:
+        low, high = self.ends()
+        return f"{low} to {high}{', logarithmic' if self.log else ''}"
 
 
 class Real(_Range):
@@ -264,6 +289,17 @@ class Real(_Range):
         index = round((value - self.low) / self.step)
         return index if 0 <= index < size and self.value(index) == value else None
 
+    def match(self, value: Scalar) -> Scalar:
+        if self.step is not None:
+            return super().match(value)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not self._holds(value):
+            raise ValueError(f"takes {self.describe()}")
+        return float(value)
+
+    def describe(self) -> str:
+        step = "" if self.step is None else f" in steps of {self.step}"
+        return f"{self._say_ends()}{step}"
+
     def at(self, share: float) -> Scalar:
         if self.step is not None:
             return super().at(share)
@@ -313,6 +349,9 @@ class Integer(_Range):
             return None
         index, rest = divmod(int(value) - self.low, self.step)
         return index if rest == 0 and 0 <= index < self.size() else None
+
+    def describe(self) -> str:
+        return f"{self._say_ends()}{'' if self.step == 1 else f' in steps of {self.step}'}"
 
     def at(self, share: float) -> Scalar:
         if not self.log:

@@ -15,7 +15,7 @@ from eigensweep.common.direction import Better, sign
 from eigensweep.common.registry import Registry
 from eigensweep.models import MODELS
 from eigensweep.models.base import ModelConfig
-from eigensweep.search_spaces.parameters import Parameter
+from eigensweep.search_spaces.parameters import Parameter, Value
 from eigensweep.search_spaces.trial import ObjectiveConfig, OptimizerConfig, Strict
 from eigensweep.tasks import TASKS
 from eigensweep.tasks.base import Metric, TaskConfig
@@ -94,6 +94,17 @@ LEARNING: frozenset[SearchMethod] = JOINT | {"tpe"}
 IN_GENERATIONS: frozenset[SearchMethod] = frozenset({"cmaes", "nsga2"})
 
 
+class FirstPoint(Strict):
+    """A point of the search that a person names: `arm` and `params` as in a trial's answer."""
+
+    arm: ArmName | None = Field(
+        None, description="Arm of the point; not needed if there is only one"
+    )
+    params: Annotated[dict[str, Value], Field(max_length=64)] = Field(
+        {}, description="Value of each parameter that exists at the point, by dotted path"
+    )
+
+
 class SearchConfig(Strict):
     """How configurations are chosen."""
 
@@ -129,6 +140,12 @@ class SearchConfig(Strict):
         max_length=20,
         description="Ids of finished experiments. The sampler first learns from their trials "
         "whose configuration is a point of this space. For methods that learn",
+    )
+    first: list[FirstPoint] = Field(
+        [],
+        max_length=1000,
+        description="Points to try before any other, in this order, such as a paper's settings or "
+        "the best ones so far. They count among the trials, and methods learn from them",
     )
 
 

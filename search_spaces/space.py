@@ -15,7 +15,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from eigensweep.search_spaces.errors import ConditionError, did_you_mean
+from eigensweep.search_spaces.errors import (
+    ConditionError,
+    ParameterValueError,
+    SpecError,
+    UnknownParameterError,
+    did_you_mean,
+    shorten,
+)
 from eigensweep.search_spaces.parameters import Choice, Integer, Parameter, Real, Scalar
 
 __all__ = ["Choice", "Integer", "Parameter", "Point", "Real", "Scalar", "Space"]
@@ -86,6 +93,44 @@ class Space:
         arm = self.arms[place]
         params: dict[str, Scalar] = {}
         self._trees[arm].read(index - (ends[place - 1] if place else 0), params)
+        return Point(arm, params)
+
+    def locate(self, arm: str | None, values: Mapping[str, Scalar]) -> Point:
+        """Return the point with these values, as its parameters write them.
+
+        `arm` may be None where there is only one.
+
+        Raises:
+            SpecError: if there is no such point; the place is `arm`, or `params.` and a path.
+        """
+        if arm is None and len(self._axes) == 1:
+            arm = next(iter(self._axes))
+        if arm is None or arm not in self._axes:
+            which = "no arm is named" if arm is None else f"there is no arm '{shorten(arm)}'"
+            words = f"{which}; there are {', '.join(self._axes)}"
+            raise SpecError("arm", words, "the name of an arm", shorten(arm), self.arms)
+        axes = self._axes[arm]
+        params: dict[str, Scalar] = {}
+        for path, axis in axes.items():
+            if not axis.is_active(params):
+                continue
+            if path not in values:
+                words = f"'{path}' is missing; a point has a value for each of its parameters"
+                raise ParameterValueError(f"params.{path}", words, axis.describe())
+            try:
+                params[path] = axis.match(values[path])
+            except ValueError as error:
+                got = shorten(values[path])
+                words = f"'{path}' {error}; got {got!r}"
+                raise ParameterValueError(f"params.{path}", words, axis.describe(), got) from error
+        for path in values:
+            if path not in axes:
+                words = f"arm '{arm}' varies no '{shorten(path)}'{did_you_mean(path, axes)}"
+                known = list(axes)
+                raise UnknownParameterError(f"params.{shorten(path)}", words, available=known)
+            if path not in params:
+                words = f"'{path}' exists only with {_say_conditions(axes[path])}; leave it out"
+                raise ConditionError(f"params.{path}", words, "no value", shorten(values[path]))
         return Point(arm, params)
 
     def __iter__(self) -> Iterator[Point]:
@@ -260,6 +305,12 @@ def _corner(
     return Point(arm, params)
 
 
+def _say_conditions(axis: Parameter) -> str:
+    """Return in words where a parameter exists: optimizer.name = rmsprop or adam."""
+    conditions = axis.when.items()
+    return " and ".join(f"{path} = {' or '.join(map(str, values))}" for path, values in conditions)
+
+
 def _find_holding(axes: Mapping[str, Parameter], path: str) -> dict[str, Scalar]:
     """Return values of other parameters with which a parameter exists."""
     found = {other: values[0] for other, values in axes[path].when.items()}
@@ -331,15 +382,9 @@ def _check_condition(
         return
     for value in values:
         if parameter.position(value) is None:
-            first, last = parameter.ends()
-            takes = (
-                ", ".join(map(repr, parameter.values[:10]))
-                if isinstance(parameter, Choice)
-                else f"{first} to {last}"
-            )
             yield ConditionError(
                 place,
                 f"a condition requires '{other}' to be {value!r}, a value that it never takes",
-                expected=takes,
+                expected=parameter.describe(),
                 got=value,
             )

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from posixpath import normpath
 
+from eigensweep.search_spaces.checks.first_points import find_first_errors, find_invalid_first
 from eigensweep.search_spaces.checks.fitting import find_misfits, place_of
 from eigensweep.search_spaces.checks.memory import list_extremes
 from eigensweep.search_spaces.checks.places import Places
@@ -81,6 +82,7 @@ def find_errors(
         errors += find_unread_settings(spec.scheduler)
     if not conditions and not lacking.touch("space", "search", "limits"):
         found = [*find_method_errors(spec), *_check_bounds(spec), *find_racing_errors(spec)]
+        found += find_first_errors(spec)
         if spec.scheduler.name == "pbt" and not lacking.touch("training", "task"):
             found += find_population_errors(spec)
         told = {each.path for each in errors}
@@ -90,7 +92,8 @@ def find_errors(
             if each.path not in told and not lacking.touch(each.path.partition(".")[0])
         ]
     errors += _check_names(spec, lacking)
-    return errors + _check_extremes(spec, lacking, errors)
+    errors += _check_extremes(spec, lacking, errors)
+    return errors if errors or lacking else list(find_invalid_first(spec))
 
 
 def _check_names(spec: ExperimentSpec, lacking: Places) -> Iterator[SpecError]:

@@ -15,7 +15,7 @@ from eigensweep.search_spaces.parameters import Choice, Parameter
 from eigensweep.search_spaces.sections import Arm
 from eigensweep.search_spaces.spec import ExperimentSpec
 
-FREE = frozenset({"description", "priority"})
+FREE = frozenset({"description", "priority", "search.first"})
 BUDGET = frozenset({"training.steps", "training.epochs"})
 COUNTS = frozenset({"search.trials", "limits.trials"})
 RACE = frozenset({"racing.most", "racing.core_hours"})
@@ -47,8 +47,11 @@ def describe_extension(old: ExperimentSpec, new: ExperimentSpec) -> str:
         if path not in FREE | BUDGET | COUNTS | RACE and not path.startswith("limits.")
     ]
     words = list(dict.fromkeys(_compare_arms(old, new, errors)))
-    errors += [*_check_budget(old, new), *_check_count(old, new)]
+    errors += [*_check_budget(old, new), *_check_count(old, new), *_check_first(old, new)]
     raise_errors(errors)
+    added = len(new.search.first) - len(old.search.first)
+    if added:
+        words.append(f"{say_count(added, 'point')} to be tried first")
     more = (BUDGET if _read_steps(old) is not None else frozenset()) | COUNTS | RACE
     told = (path for path in changes if path in more or path.startswith("limits."))
     return ", ".join(
@@ -192,6 +195,25 @@ def _check_count(old: ExperimentSpec, new: ExperimentSpec) -> Iterator[SpecError
             f"an extension has no fewer trials: {after} after a search {was}",
             expected=None if before is None else f"at least {before}",
             got=after,
+        )
+
+
+def _check_first(old: ExperimentSpec, new: ExperimentSpec) -> Iterator[SpecError]:
+    """Yield why points that are to be tried next would not be."""
+    before, after, last = old.search.first, new.search.first, new.trial_count()
+    added = len(after) - len(before)
+    if after[: len(before)] != before:
+        yield SpecError(
+            "search.first",
+            "an extension keeps the points that came first; further ones follow them",
+            expected=f"the {say_count(len(before), 'point')} from before, and then others",
+        )
+    elif added and last is not None and last < (needed := (old.trial_count() or 0) + added):
+        yield SpecError(
+            "search.first",
+            f"{say_count(added, 'point')} more can only be tried in as many trials more",
+            expected=f"at least {say_count(needed, 'trial')}",
+            got=last,
         )
 
 

@@ -22,6 +22,9 @@ class Places:
     def __init__(self, places: Iterable[str]) -> None:
         self._places = [_split(place) for place in places]
 
+    def __bool__(self) -> bool:
+        return bool(self._places)
+
     def touch(self, *sections: str, arm: int | None = None) -> bool:
         """Tell whether one lies in a section, or is the whole of it; of all arms, or of one."""
         return bool(self._places) and any(

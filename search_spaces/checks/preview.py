@@ -18,7 +18,6 @@ from eigensweep.search_spaces.checks.race_words import (
 from eigensweep.search_spaces.checks.search_words import HALVING, explain_search, find_brackets
 from eigensweep.search_spaces.checks.spec_warnings import list_warnings
 from eigensweep.search_spaces.errors import InvalidPointError
-from eigensweep.search_spaces.parameters import Choice, Parameter
 from eigensweep.search_spaces.sequences import quasi_random
 from eigensweep.search_spaces.space import Point, Space
 from eigensweep.search_spaces.spec import ExperimentSpec
@@ -80,7 +79,7 @@ class TrialPreview(_Answer):
     """One configuration, resolved; or why its point is invalid."""
 
     number: int | None = Field(
-        description="null where the spec does not decide which trials come first, but chance or "
+        description="null where the spec does not decide which trials come next, but chance or "
         "results do: then this is one end of its arm's space, and no trial"
     )
     arm: str
@@ -176,7 +175,8 @@ class Preview(_Answer):
     search: SearchPreview
     arms: list[ArmPreview]
     first: list[TrialPreview] = Field(
-        description="The first trials of grid and qmc; with other methods, one end of each arm"
+        description="The first trials of grid and qmc; with other methods those of "
+        "`search.first`, and then one end of each arm"
     )
     estimate: Estimate | None
     memory: dict[str, ArmMemory] = Field(description="By arm, what its largest trial takes")
@@ -214,10 +214,7 @@ def preview(
             method=spec.search.method, words=explain_search(spec), warm_start=warm_start
         ),
         arms=[_arm(spec, space, arm.label, arm.model.name, configs) for arm in spec.arms_],
-        first=[
-            _trial(spec, number if spec.search.method in IN_ORDER else None, point)
-            for number, point in enumerate(_first(spec, space))
-        ],
+        first=[_trial(spec, number, point) for number, point in _first(spec, space)],
         estimate=_estimate(spec, configs, trials),
         memory=describe_memory(spec, guesses),
         side_by_side=side_by_side or SidePreview(lanes=spec.resources.lanes),
@@ -238,18 +235,28 @@ def _sample_configs(spec: ExperimentSpec, space: Space, arm: str) -> list[TrialC
     return found
 
 
-def _first(spec: ExperimentSpec, space: Space) -> list[Point]:
-    """Return the first points where they follow from the spec; else one end of each arm."""
+def _first(spec: ExperimentSpec, space: Space) -> list[tuple[int | None, Point]]:
+    """Return the first points, numbered, as far as they follow from the spec.
+
+    Where chance or results decide, one end of each arm comes after them, without a number.
+    """
     if spec.search.method in IN_ORDER:
-        return list(islice(_drop_known(spec, space), min(SHOWN, spec.trial_count() or SHOWN)))
-    ends = [next(space.corners(arm)) for arm in space.arms]
-    return ends[:SHOWN]
+        most = min(SHOWN, spec.trial_count() or SHOWN)
+        return [*enumerate(islice(_drop_known(spec, space), most))]
+    ends = ((None, next(space.corners(arm))) for arm in space.arms)
+    return [*islice(chain(enumerate(_named(spec, space)), ends), SHOWN)]
+
+
+def _named(spec: ExperimentSpec, space: Space) -> Iterator[Point]:
+    return (space.locate(each.arm, each.params) for each in spec.search.first)
 
 
 def _drop_known(spec: ExperimentSpec, space: Space) -> Iterator[Point]:
     """Yield points as a driver tries them: no point twice, and no configuration."""
     is_spread = spec.search.method == "qmc" or spec.is_sampled
-    walks: list[Iterable[Point]] = [quasi_random(space, spec.search.seed)] if is_spread else []
+    walks: list[Iterable[Point]] = [_named(spec, space)]
+    if is_spread:
+        walks.append(quasi_random(space, spec.search.seed))
     if space.count() is not None:
         walks.append(space)
     points = chain.from_iterable(islice(walk, MOST_LOOKED_AT) for walk in walks)
@@ -276,20 +283,11 @@ def _arm(
         largest_parameters=max(counts, default=None),
         axes=[
             AxisPreview(
-                path=path, values=_values(axis), size=axis.size(), conditional=bool(axis.when)
+                path=path, values=axis.describe(), size=axis.size(), conditional=bool(axis.when)
             )
             for path, axis in space.axes(name).items()
         ],
     )
-
-
-def _values(axis: Parameter) -> str:
-    if isinstance(axis, Choice):
-        more = ", ..." if len(axis.values) > 12 else ""
-        return ", ".join(str(value) for value in axis.values[:12]) + more
-    low, high = axis.ends()
-    step = "" if axis.step in (None, 1) else f" in steps of {axis.step}"
-    return f"{low} to {high}{step}{', logarithmic' if axis.log else ''}"
 
 
 def _trial(spec: ExperimentSpec, number: int | None, point: Point) -> TrialPreview:

@@ -31,8 +31,11 @@ FEWEST_RANGES = 2
 
 def explain_search(spec: ExperimentSpec) -> list[str]:
     """Return what a person should know of how the points are drawn, one sentence or two each."""
-    method, arms = spec.search.method, spec.arms_
+    method, arms, first = spec.search.method, spec.arms_, len(spec.search.first)
     words = []
+    if first:
+        verb = "comes" if first == 1 else "come"
+        words.append(f"{say_count(first, 'point')} of 'search.first' {verb} before all others")
     if spec.is_sampled:
         words.append(
             f"{spec.limits.trials:,} of {say_count(spec.space().count() or 0, 'point')} "

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from eigensweep.search_spaces.errors import InvalidPointError
-from eigensweep.search_spaces.parameters import Choice, Parameter
+from eigensweep.search_spaces.parameters import Parameter
 from eigensweep.search_spaces.space import Point, Scalar, Space
 from eigensweep.search_spaces.spec import ExperimentSpec
 
@@ -71,15 +71,8 @@ def _read_point(
             continue
         section, _, field = path.partition(".")
         value = params[path] if path in params else config[section].get(field)
-        if not _takes(axis, value):
+        try:
+            found[path] = axis.match(value)
+        except ValueError:
             return None
-        found[path] = value
     return Point(arm, found)
-
-
-def _takes(axis: Parameter, value: Scalar) -> bool:
-    if isinstance(axis, Choice) or axis.size() is not None:
-        return axis.position(value) is not None
-    low, high = axis.ends()
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and low <= value <= high  # type: ignore[operator]  # both ends are numbers

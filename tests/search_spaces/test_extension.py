@@ -160,3 +160,15 @@ def test_a_population_is_refused():
     old = make(scheduler={"name": "pbt"}, space=space)
     with pytest.raises(SpecError, match="train as one population"):
         describe_extension(old, old)
+
+
+def test_points_to_be_tried_next_come_with_as_many_trials():
+    point = {"optimizer.lr": 0.002, "optimizer.name": "adam", "model.forget_bias": 0.5}
+    one, other = ({"arm": arm, "params": point} for arm in ("wide", "lstm"))
+    old = make(search={"first": [one]})
+    more = make(search={"first": [one, other], "trials": 7})
+    assert describe_extension(old, more) == ("search.trials from 6 to 7, 1 point to be tried first")
+    for first, words in (([one, other], "in as many trials"), ([other], "keeps the points")):
+        with pytest.raises(SpecError, match=words) as refusal:
+            describe_extension(old, make(search={"first": first}))
+        assert refusal.value.path == "search.first"

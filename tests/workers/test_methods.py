@@ -13,6 +13,7 @@ from sweeps import SCORNN, Bench, spec
 
 from eigensweep.protocol.ledger import TrialEntry
 from eigensweep.results.trial_result import ParameterCount, Result
+from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.search.samplers import FEWEST_EARLIER, GENERATION
 from eigensweep.workers.driver.search.study import Draw
 
@@ -38,8 +39,7 @@ LEARNING = {"gp": 20, "cmaes": 60, "nsga2": 40}
 
 def bench(folder: Path, method: str, space: dict[str, Any], trials: int, **fields: Any) -> Bench:
     search = {"method": method, "space": space, "trials": trials, "seed": 1}
-    if "warm_start" in fields:
-        search["warm_start"] = fields.pop("warm_start")
+    search |= {name: fields.pop(name) for name in ("warm_start", "first") if name in fields}
     return Bench(folder, spec(search, **fields))
 
 
@@ -101,6 +101,54 @@ class TestSequences:
             search = {"space": GRID, "seed": seed}
             samples.append(Bench(tmp_path / str(seed), spec(search, limits={"trials": 10})).run())
         assert samples[0] != samples[1]
+
+
+class TestPointsThatComeFirst:
+    FIRST = (
+        {"optimizer.lr": 0.4, "optimizer.alpha": 0.3},
+        {"optimizer.lr": 0.2, "optimizer.alpha": 0.1},
+    )
+
+    @pytest.mark.parametrize("method", ["grid", "random", "qmc", "tpe", "nsga2"])
+    def test_all_are_tried_once_also_where_a_new_driver_goes_on(self, tmp_path, method):
+        first = [{"params": params} for params in self.FIRST]
+        (tmp_path / "other").mkdir()
+        through = bench(tmp_path / "other", method, SMALL, 20, first=first).run()
+        b = bench(tmp_path, method, SMALL, 20, first=first)
+        killed = []
+        while points := b.run(most=1 if not killed else 7):
+            killed += points
+            b.start()
+        for points in (through, killed):
+            assert points[:2] == list(self.FIRST)
+            assert len({tuple(point.items()) for point in points}) == len(points) == 20
+        if method in ("grid", "random", "qmc"):
+            assert killed == through
+
+    @pytest.mark.parametrize("method", ["tpe", pytest.param("gp", marks=SLOW), "cmaes", "nsga2"])
+    def test_the_sampler_learns_from_them(self, tmp_path, method):
+        first = [{"params": {"optimizer.lr": 0.01, "optimizer.alpha": 0.2}}]
+        b = bench(tmp_path, method, TWO, 8, first=first)
+        assert b.run(loss, most=1) == [first[0]["params"]]
+        assert [(t.params, t.value) for t in b.study.trials()] == [
+            (first[0]["params"], pytest.approx(loss(first[0]["params"])))
+        ]
+        assert len(b.run(loss)) == 7
+
+    @pytest.mark.parametrize("method", ["random", "tpe"])
+    def test_an_extension_tries_those_that_were_added_next(self, tmp_path, method):
+        b = bench(tmp_path, method, SMALL, 6, first=[{"params": self.FIRST[0]}])
+        tried = b.run()
+        added = next(p.params for p in b.spec.space() if p.params not in tried)
+        known = tried[-1]  # drawn before it was named
+        first = [{"params": params} for params in (self.FIRST[0], known, added)]
+        search = {"method": method, "space": SMALL, "trials": 8, "seed": 1, "first": first}
+        b.spec = ExperimentSpec.model_validate(spec(search))
+        b.ledger.take_up()
+        b.start()
+        later = b.run()
+        assert later[0] == added
+        assert len(later) == 2
 
 
 class TestRangesInSteps:

@@ -45,6 +45,7 @@ class Configurations:
     def __init__(self, spec: ExperimentSpec, study: Study) -> None:
         self._spec, self._study = spec, study
         self.space = spec.space()
+        self._first = (self.space.locate(each.arm, each.params) for each in spec.search.first)
         self._walked = 0
         self._has_sequence = spec.search.method != "grid" or spec.is_sampled
         is_spread = spec.search.method in ("grid", "qmc")
@@ -86,7 +87,10 @@ class Configurations:
                 self._study.discard(draw)
 
     def _candidates(self) -> Iterator[tuple[Point, Draw | None]]:
-        """Yield points until one is taken: the method's first, then whatever is left."""
+        """Yield points until one is taken: a person's first, the method's, whatever is left."""
+        for point in self._first:
+            self._unmet.discard(_key(point))
+            yield point, None
         if self._spec.search.method in LEARNING:
             for _ in range(ASKS):
                 draw = self._study.draw()
