@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, SerializeAsAny
@@ -33,11 +34,19 @@ class Strict(PlainNumbers, MadeOf):
 
 
 UpdateRule = Literal[
-    "adam", "rmsprop", "adagrad", "adam_tf1", "rmsprop_tf1", "adagrad_tf1", "rmsprop_urnn"
+    "adam",
+    "adamw",
+    "sgd",
+    "rmsprop",
+    "adagrad",
+    "adam_tf1",
+    "rmsprop_tf1",
+    "adagrad_tf1",
+    "rmsprop_urnn",
 ]
-ScheduleName = Literal["none", "exponential", "halve_on_plateau"]
-FACTORS: dict[ScheduleName, float] = {"exponential": 0.99, "halve_on_plateau": 0.5}
-"""Factor of the learning rates at each fall, unless `schedule_factor` is given."""
+ScheduleName = Literal["none", "exponential", "halve_on_plateau", "cosine"]
+FACTORS: dict[ScheduleName, float] = {"exponential": 0.99, "halve_on_plateau": 0.5, "cosine": 0.0}
+"""What `schedule_factor` is unless it is given."""
 
 
 class OptimizerConfig(Strict):
@@ -63,14 +72,15 @@ class OptimizerConfig(Strict):
         0.9, ge=0, lt=1, description="RMSprop: smoothing constant of the mean of squares"
     )
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
-        (0.9, 0.999), description="Adam: decay rates of the two means"
+        (0.9, 0.999), description="Adam, AdamW: decay rates of the two means"
     )
-    momentum: float = Field(0.0, ge=0, lt=1, description="RMSprop: momentum")
+    momentum: float = Field(0.0, ge=0, lt=1, description="RMSprop, SGD: momentum")
     weight_decay: float = Field(
         0.0,
         ge=0,
         le=1,
-        description="L2 penalty, added to the gradient; the orthogonal group has none",
+        description="L2 penalty, added to the gradient; `adamw` shrinks the weights by it in place "
+        "of that, times the learning rate. The orthogonal group has none",
     )
     clip_norm: float | None = Field(
         None,
@@ -87,23 +97,34 @@ class OptimizerConfig(Strict):
         "none",
         description="How both learning rates fall. `none`: they do not; `exponential`: by a "
         "factor every so many steps; `halve_on_plateau`: by a factor after "
-        "evaluations without a new best",
+        "evaluations without a new best; `cosine`: along half a wave of the cosine",
     )
     schedule_factor: float | None = Field(
         None,
-        gt=0,
+        ge=0,
         lt=1,
         description="Factor of both learning rates at each fall; default: 0.99 for `exponential`,"
-        " 0.5 for `halve_on_plateau`",
+        " 0.5 for `halve_on_plateau`. `cosine`: the share of them that is left in the end; "
+        "default: 0",
     )
     schedule_every: int | None = Field(
-        None, ge=1, description="`exponential`: steps between two falls; default: one epoch"
+        None,
+        ge=1,
+        description="`exponential`: steps between two falls; default: one epoch. `cosine`: the "
+        "step at which the rates have fallen; default: that at which training ends",
     )
     schedule_patience: int | None = Field(
         None,
         ge=1,
         description="`halve_on_plateau`: consecutive evaluations without a new best before each "
         "fall; default: 1",
+    )
+    warmup_steps: int = Field(
+        0,
+        ge=0,
+        le=10**9,
+        description="Steps in which both learning rates rise evenly to their values, with every "
+        "schedule; `cosine` begins after them",
     )
 
     def check(self) -> None:
@@ -113,8 +134,8 @@ class OptimizerConfig(Strict):
                 "optimizer takes 'clip_norm' or 'clip_value' or neither; both are given"
             )
         taken: dict[str, tuple[ScheduleName, ...]] = {
-            "schedule_factor": ("exponential", "halve_on_plateau"),
-            "schedule_every": ("exponential",),
+            "schedule_factor": ("exponential", "halve_on_plateau", "cosine"),
+            "schedule_every": ("exponential", "cosine"),
             "schedule_patience": ("halve_on_plateau",),
         }
         for field, schedules in taken.items():
@@ -123,19 +144,33 @@ class OptimizerConfig(Strict):
                     f"optimizer takes '{field}' with schedule {' or '.join(schedules)}; "
                     f"the schedule is {self.schedule}"
                 )
+        if self.schedule_factor == 0 and self.schedule != "cosine":
+            raise ValueError("optimizer takes 'schedule_factor' 0 with schedule cosine only")
 
-    def resolve(self, task: TaskConfig) -> Self:
-        """Return the config with every default filled in."""
+    def resolve(self, task: TaskConfig, steps: int | None) -> Self:
+        """Return the config with every default filled in, for a training of so many steps.
+
+        Raises:
+            ValueError: if no step is left for the schedule after the warm-up.
+        """
         filled: dict[str, Any] = {
             "name_orth": self.name_orth or self.name,
             "lr_orth": self.lr_orth or self.lr,
         }
         if self.schedule != "none":
-            filled["schedule_factor"] = self.schedule_factor or FACTORS[self.schedule]
+            given = self.schedule_factor
+            filled["schedule_factor"] = FACTORS[self.schedule] if given is None else given
         if self.schedule == "exponential":
             filled["schedule_every"] = self.schedule_every or task.steps_per_epoch
         elif self.schedule == "halve_on_plateau":
             filled["schedule_patience"] = self.schedule_patience or 1
+        elif self.schedule == "cosine":
+            filled["schedule_every"] = last = self.schedule_every or steps
+            if last is not None and last <= self.warmup_steps:
+                raise ValueError(
+                    f"with schedule cosine 'warmup_steps' is less than the {last:,} steps in which "
+                    f"the rates rise and fall; got {self.warmup_steps:,}"
+                )
         return self.model_copy(update=filled)
 
 
@@ -313,7 +348,10 @@ class TrialConfig(Strict):
         def check_optimizer() -> None:
             self.optimizer.check()
             if "task" not in found:
-                self.optimizer.resolve(self.task)
+                steps = None
+                with suppress(ValueError):  # told as one of the training
+                    steps = self.training.resolve(self.task).steps
+                self.optimizer.resolve(self.task, steps)
 
         rules: dict[str, Callable[[], object]] = {
             "task": self.task.check,
@@ -339,11 +377,12 @@ class TrialConfig(Strict):
         """
         self.task.check()
         self.optimizer.check()
+        training = self.training.resolve(self.task)
         return self.model_copy(
             update={
                 "model": self.model.resolve(self.task.shapes),
-                "optimizer": self.optimizer.resolve(self.task),
-                "training": self.training.resolve(self.task),
+                "optimizer": self.optimizer.resolve(self.task, training.steps),
+                "training": training,
                 "objective": ObjectiveConfig(metric=self.objective_metric.name),
             }
         )

@@ -81,6 +81,22 @@ def _check_budget(old: ExperimentSpec, new: ExperimentSpec) -> Iterator[SpecErro
             f"the scheduler {new.scheduler.name} has compared the trials along the old budget; "
             "`eigensweep fork` posts it again, changed: it goes on from the same checkpoints",
         )
+    falling = [arm.label for arm in new.arms_ if _falls_to_its_end(arm)]
+    if is_longer(old, new) and falling:
+        yield SpecError(
+            "training",
+            f"with schedule cosine, the learning rates of {falling[0]} have fallen to the end of "
+            "the old budget; `eigensweep fork` posts it again, changed, and trains anew",
+        )
+
+
+def _falls_to_its_end(arm: Arm) -> bool:
+    """Return whether the learning rates of trials of an arm may depend on the budget."""
+    axis, path = arm.space.get("optimizer.schedule"), "optimizer.schedule_every"
+    assert arm.optimizer is not None
+    fixed = arm.optimizer.schedule == "cosine"
+    falls = fixed if axis is None else axis.position("cosine") is not None
+    return falls and arm.optimizer.schedule_every is None and path not in arm.space
 
 
 def _read_steps(spec: ExperimentSpec) -> int | None:

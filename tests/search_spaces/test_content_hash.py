@@ -70,6 +70,7 @@ LATER_DEFAULTS = {
             "schedule_factor": None,
             "schedule_every": None,
             "schedule_patience": None,
+            "warmup_steps": 0,
         },
     ),
     "training": (1, {"test_every_evaluation": False}),

@@ -148,6 +148,24 @@ def test_a_scheduler_along_the_old_budget_refuses_a_longer_one():
     assert describe_extension(old, more) == "search.trials from 6 to 9"
 
 
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"optimizer": {"schedule": "cosine"}},
+        {"space": {"optimizer.schedule": ["none", "cosine"]}},
+    ],
+)
+def test_a_schedule_to_the_end_of_the_old_budget_refuses_a_longer_one(how):
+    with pytest.raises(SpecError, match="fallen to the end of the old budget"):
+        describe_extension(make(**how), make(training={"steps": 300}, **how))
+
+
+def test_a_schedule_with_an_end_of_its_own_goes_with_a_longer_budget():
+    how = {"optimizer": {"schedule": "cosine", "schedule_every": 100}}
+    found = describe_extension(make(**how), make(training={"steps": 300}, **how))
+    assert found == "training.steps from 100 to 300"
+
+
 def test_a_budget_that_the_search_gives_gets_no_longer():
     space = {"training.steps": [10, 20]}
     old, new = (make(training={"steps": steps}, space=space) for steps in (100, 300))

@@ -133,10 +133,10 @@ def test_lanes_may_be_a_number_or_measured_or_left_out(lanes):
         ({"model": {**LSTM, "hidden_size": 0}}, "model.hidden_size", "equal to 1; got 0"),
         ({"optimizer": {"lr": float("nan")}}, "optimizer.lr", "finite number; got 'nan'"),
         (
-            {"optimizer": {"name": "sgd"}},
+            {"optimizer": {"name": "lion"}},
             "optimizer.name",
-            "'adam', 'rmsprop', 'adagrad', 'adam_tf1', 'rmsprop_tf1', 'adagrad_tf1' or "
-            "'rmsprop_urnn'",
+            "'adam', 'adamw', 'sgd', 'rmsprop', 'adagrad', 'adam_tf1', 'rmsprop_tf1', "
+            "'adagrad_tf1' or 'rmsprop_urnn'",
         ),
         (
             {"search": grid(optimizer__clip_norm=[1.0, float("inf")])},

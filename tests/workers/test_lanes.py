@@ -97,6 +97,8 @@ OPTIMIZERS = [
     {"name": "adam", "betas": [0.8, 0.99]},
     {"name": "rmsprop", "momentum": 0.5},
     {"name": "adagrad"},
+    {"name": "adamw", "betas": [0.8, 0.99]},
+    {"name": "sgd", "momentum": 0.5},
     {"name": "rmsprop_tf1", "alpha": 0.99, "momentum": 0.5},
     {"name": "adagrad_tf1"},
     {"name": "adam_tf1", "name_orth": "rmsprop_urnn", "lr_orth": 1e-3},
@@ -108,6 +110,7 @@ SCHEDULES = [
     {"clip_norm": 0.05},
     {"clip_value": 0.01, "schedule": "exponential", "schedule_every": 3},
     {"schedule": "halve_on_plateau", "weight_decay": 0.05, "schedule_factor": 0.7},
+    {"schedule": "cosine", "weight_decay": 0.1, "warmup_steps": 5},
 ]
 
 

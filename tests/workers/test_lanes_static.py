@@ -97,7 +97,17 @@ def test_no_step_of_any_model_asks_the_device_or_the_host(name, fields):
 
 
 @pytest.mark.parametrize(
-    "name", ["rmsprop", "adagrad", "adam_tf1", "rmsprop_tf1", "adagrad_tf1", "rmsprop_urnn"]
+    "name",
+    [
+        "adamw",
+        "sgd",
+        "rmsprop",
+        "adagrad",
+        "adam_tf1",
+        "rmsprop_tf1",
+        "adagrad_tf1",
+        "rmsprop_urnn",
+    ],
 )
 def test_no_optimizer_asks_the_device(name):
     program = make_program(config_of("scornn", optimizer={"name": name}))

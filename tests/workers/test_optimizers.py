@@ -54,7 +54,9 @@ def textbook(kind, w, steps, lr):
     """Return the weights after `steps` gradients, from the papers' and TensorFlow 1's formulas."""
     m, v, out = np.zeros(3), np.full(3, FIRST_SUMS.get(kind, 0.0)), []
     for t, g in enumerate(steps, start=1):
-        if kind == "adam":
+        if kind == "sgd":
+            w = w - lr * g
+        elif kind in ("adam", "adamw"):
             m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
             w = w - lr * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
         elif kind == "rmsprop":
@@ -90,6 +92,27 @@ def test_each_group_follows_its_own_optimizer_and_rate(name, name_orth):
     np.testing.assert_allclose(model.A.detach(), textbook(name_orth, A, steps[:, 0], 0.3), 1e-9)
     np.testing.assert_allclose(model.U.detach(), textbook(name, U, steps[:, 1], 0.01), 1e-9)
     assert optimizers.learning_rates == {"orth": 0.3, "main": 0.01}
+
+
+def test_sgd_s_momentum_adds_the_gradients_up():
+    model, steps = TwoGroups(), gradients(6)
+    config = OptimizerConfig(name="sgd", lr=0.01, momentum=0.5, weight_decay=0.2)
+    w, u = model.U.detach().numpy().copy(), np.zeros(3)
+    take_steps(model, Optimizers(model, config), steps)
+    for gradient in steps[:, 1]:
+        u = 0.5 * u + gradient + 0.2 * w
+        w = w - 0.01 * u
+    np.testing.assert_allclose(model.U.detach(), w, 1e-12)
+
+
+def test_adamw_shrinks_the_weights_and_leaves_the_gradient_alone():
+    plain, shrunk, gradient = TwoGroups(), TwoGroups(), gradients(1)
+    take_steps(plain, Optimizers(plain, OptimizerConfig(name="adam", lr=0.01)), gradient)
+    config = OptimizerConfig(name="adamw", lr=0.01, weight_decay=0.5)
+    before = shrunk.U.detach().clone()
+    take_steps(shrunk, Optimizers(shrunk, config), gradient)
+    torch.testing.assert_close(shrunk.U, plain.U - 0.01 * 0.5 * before, rtol=1e-12, atol=0)
+    assert torch.equal(shrunk.A, plain.A), "the orthogonal group has no decay"
 
 
 def test_tensorflow_s_momentum_holds_the_rates_of_its_time():
@@ -302,7 +325,7 @@ for name in get_args(UpdateRule):
     subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}, check=True)
 
 
-@pytest.mark.parametrize("kind", ["Adam", "RMSprop", "Adagrad"])
+@pytest.mark.parametrize("kind", ["Adam", "AdamW", "SGD", "RMSprop", "Adagrad"])
 def test_without_its_compiler_pytorchs_rules_are_the_same(kind):
     found = []
     for module in (torch.optim, plain_optimizers):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -70,9 +71,59 @@ class TestHalvingOnPlateaus:
         assert to_exact(longer.state_dict()["model"]) == to_exact(whole.state_dict()["model"])
 
 
+class TestCosine:
+    def test_rates_fall_along_half_a_wave_to_the_end_of_training(self):
+        found = [rate for rate, _ in rates(train_toy(make_falling("cosine", steps=40)))]
+        wave = [0.08 * (1 + math.cos(math.pi * step / 40)) / 2 for step in range(40)]
+        assert found == pytest.approx(wave)
+
+    def test_what_is_left_and_where_it_ends_are_fields(self):
+        found = rates(train_toy(make_falling("cosine", steps=25, factor=0.25, every=20)))
+        assert found[10] == (pytest.approx(0.08 * (0.25 + 0.75 / 2)), 1)
+        assert found[-1] == (pytest.approx(0.02), 5)
+
+    def test_it_begins_after_the_warm_up(self):
+        config = make_falling("cosine", steps=30)
+        warm = config.optimizer.model_copy(update={"warmup_steps": 10})
+        found = rates(train_toy(config.model_copy(update={"optimizer": warm})))
+        assert [rate for rate, _ in found[:10]] == pytest.approx(
+            [0.08 * step / 10 for step in range(1, 11)]
+        )
+        assert found[9] == (pytest.approx(0.08), 2), "the cosine's first step is a whole one"
+        assert found[10][0] == pytest.approx(0.04 * (1 + math.cos(math.pi / 20)))
+
+    def test_another_budget_is_another_configuration_unless_its_end_is_given(self):
+        def name(steps: int, **fields: int) -> str:
+            return make_falling("cosine", steps=steps, **fields).resolve().content_hash()
+
+        assert name(40) != name(80)
+        assert name(40) == name(60, every=40)
+
+    @pytest.mark.parametrize("fields", [{}, {"schedule_every": 30}])
+    def test_a_warm_up_leaves_room_for_it(self, fields):
+        config = OptimizerConfig(schedule="cosine", warmup_steps=30, **fields)
+        with pytest.raises(ValueError, match="less than the 30 steps in which"):
+            trial(optimizer=config.model_dump(), training={"steps": 30}).resolve()
+
+
+class TestWarmUp:
+    @pytest.mark.parametrize(("schedule", "whole"), [("none", 22), ("exponential", 7)])
+    def test_rates_rise_with_every_schedule(self, schedule, whole):
+        config = make_falling(schedule, steps=25)
+        warm = config.optimizer.model_copy(update={"warmup_steps": 4})
+        found = rates(train_toy(config.model_copy(update={"optimizer": warm})))
+        assert found[:4] == [(0.02, 1), (0.04, 1), (0.06, 1), (0.08, whole)]
+
+    def test_without_one_nothing_of_it_is_hashed(self):
+        config = trial().resolve()
+        warm = config.optimizer.model_copy(update={"warmup_steps": 4})
+        assert "warmup_steps" not in config.content_to_hash()["optimizer"]
+        assert config.model_copy(update={"optimizer": warm}).content_hash() != config.content_hash()
+
+
 class TestEverySchedule:
-    @pytest.mark.parametrize("optimizer", ["adam", "rmsprop_tf1", "adagrad_tf1"])
-    @pytest.mark.parametrize("schedule", ["exponential", "halve_on_plateau"])
+    @pytest.mark.parametrize("optimizer", ["adam", "sgd", "rmsprop_tf1", "adagrad_tf1"])
+    @pytest.mark.parametrize("schedule", ["exponential", "halve_on_plateau", "cosine"])
     def test_a_training_that_was_cut_off_goes_on_bit_for_bit(self, schedule, optimizer):
         config = make_falling(schedule, steps=48, optimizer=optimizer)
         whole, cut = train_toy(config), train_toy(config, until=33)
@@ -96,12 +147,16 @@ class TestEverySchedule:
     @pytest.mark.parametrize(
         ("fields", "message"),
         [
-            ({"schedule_factor": 0.5}, "'schedule_factor' with schedule exponential or halve_on"),
+            (
+                {"schedule_factor": 0.5},
+                "'schedule_factor' with schedule exponential or halve_on_plateau or cosine",
+            ),
             (
                 {"schedule": "exponential", "schedule_patience": 2},
                 "'schedule_patience' with schedule halve_on_plateau; the schedule is exponential",
             ),
             ({"schedule": "halve_on_plateau", "schedule_every": 2}, "'schedule_every' with"),
+            ({"schedule": "exponential", "schedule_factor": 0}, "0 with schedule cosine only"),
         ],
     )
     def test_a_field_of_another_schedule_is_refused(self, fields, message):

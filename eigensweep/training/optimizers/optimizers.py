@@ -18,8 +18,10 @@ from eigensweep.models.base import Model, ParamGroup, trainable
 from eigensweep.search_spaces.trial import OptimizerConfig, UpdateRule
 from eigensweep.store.commits.kept_files import StateDict
 from eigensweep.training.optimizers.plain_optimizers import (
+    SGD,
     Adagrad,
     Adam,
+    AdamW,
     RMSprop,
     leave_compiler_out,
 )
@@ -135,6 +137,10 @@ def _build(name: str, groups: list[TorchGroup], config: OptimizerConfig) -> Opti
     match name:
         case "adam":
             return Adam(groups, betas=config.betas, fused=True)
+        case "adamw":
+            return AdamW(groups, betas=config.betas, fused=True)
+        case "sgd":
+            return SGD(groups, momentum=config.momentum, fused=True)
         case "rmsprop":
             return RMSprop(groups, alpha=config.alpha, momentum=config.momentum)
         case "adagrad":

@@ -21,6 +21,18 @@ class Adam(optim.Adam):
     step = torch.no_grad()(unwrap(optim.Adam.step))
 
 
+class AdamW(optim.AdamW):
+    """PyTorch's own."""
+
+    step = torch.no_grad()(unwrap(optim.AdamW.step))
+
+
+class SGD(optim.SGD):
+    """PyTorch's own."""
+
+    step = torch.no_grad()(unwrap(optim.SGD.step))
+
+
 class RMSprop(optim.RMSprop):
     """PyTorch's own."""
 

@@ -61,6 +61,12 @@ def adam(p: Tensor, g: Tensor, memory: Memory, lr: Tensor, s: PerLane) -> tuple[
     return p, {"exp_avg": m, "exp_avg_sq": v}
 
 
+def sgd(p: Tensor, g: Tensor, memory: Memory, lr: Tensor, s: PerLane) -> tuple[Tensor, Memory]:
+    """Take a step as `torch.optim.SGD` does; a momentum of 0 is none."""
+    u = s.momentum.to(p.dtype) * memory["momentum_buffer"] + g
+    return p - lr.to(p.dtype) * u, {"momentum_buffer": u}
+
+
 def rmsprop(p: Tensor, g: Tensor, memory: Memory, lr: Tensor, s: PerLane) -> tuple[Tensor, Memory]:
     """Take a step as `torch.optim.RMSprop` does; a momentum of 0 is none."""
     alpha, rest = s.alpha.to(p.dtype), (1 - s.alpha).to(p.dtype)
@@ -113,10 +119,14 @@ class Kind:
     """Whether torch's form remembers the number of steps."""
     from_the_start: bool = False
     """Whether torch's form remembers before the first step."""
+    shrinks: bool = False
+    """Whether the decay shrinks the parameters before the step, and leaves the gradient alone."""
 
 
 KINDS: dict[str, Kind] = {
     "adam": Kind(adam, {"exp_avg": 0.0, "exp_avg_sq": 0.0}),
+    "adamw": Kind(adam, {"exp_avg": 0.0, "exp_avg_sq": 0.0}, shrinks=True),
+    "sgd": Kind(sgd, {"momentum_buffer": 0.0}, ("momentum_buffer",), counts_steps=False),
     "rmsprop": Kind(rmsprop, {"square_avg": 0.0, "momentum_buffer": 0.0}, ("momentum_buffer",)),
     "adagrad": Kind(adagrad, {"sum": 0.0}, from_the_start=True),
     "adam_tf1": Kind(adam_tf1, {"m": 0.0, "v": 0.0}),
@@ -210,15 +220,20 @@ class LaneOptimizers:
         pieces = []
         for part in self.parts:
             group, own_p, flag = part.group, p[:, part.columns], moving[part.is_rare]
-            rate = rates[group.name]
-            own_g = g[:, part.columns] + self._decays[group.name].to(g.dtype) * own_p
+            rate, decay = rates[group.name], self._decays[group.name]
+            own_g = g[:, part.columns]
             if group.kind in self._rules:
                 pieces.append(self._rules[group.kind].step(own_p, own_g, rate, flag))
                 continue
+            how, from_p = KINDS[group.kind], own_p
+            if how.shrinks:
+                from_p = (1 - rate * decay).to(g.dtype) * own_p
+            else:
+                own_g = own_g + decay.to(g.dtype) * own_p
             settings = PerLane(steps=self._steps[part.is_rare] + 1, **self._settings)
             columns = self._within_kind(part)
             memory = {n: known[:, columns] for n, known in self._memories[group.kind].items()}
-            moved, found = KINDS[group.kind].rule(own_p, own_g, memory, rate, settings)
+            moved, found = how.rule(from_p, own_g, memory, rate, settings)
             for name, known in memory.items():
                 known.copy_(torch.where(flag, found[name], known))
             pieces.append(torch.where(flag, moved, own_p) if part.is_rare else moved)
@@ -268,7 +283,8 @@ class LaneOptimizers:
                 for name, known in self._memories[kind].items():
                     if momentum or name not in how.with_momentum:
                         entry[name] = known[lane, place].reshape(param.shape).clone()
-                entries[number] = entry
+                if entry:  # SGD without momentum remembers nothing
+                    entries[number] = entry
             state[kind] = dict(sorted(entries.items()))
         return state
 
