@@ -175,6 +175,12 @@ def test_a_preview_names_ends_of_arms_where_chance_chooses(cli: Cli, spec: str) 
     other = cli("preview", "quickstart", *search).stdout
     assert ("trial  arm" in grid, "one end of" in grid) == (True, False)
     assert ("trial  arm" in other, "one end of" in other) == (False, True)
+    first = '[{"arm": "lstm", "params": {"optimizer.lr": 0.001}}]'
+    named = cli("preview", "quickstart", *search, "--set", f"search.first={first}").stdout
+    assert re.findall(r"^(0|one end) +(\w+)", named, re.M) == [
+        ("0", "lstm"),
+        *(("one end", arm) for arm in ("scornn", "enrnn", "lstm")),
+    ]
 
 
 def test_a_model_of_several_arms_is_told_with_the_place_of_one(cli: Cli, spec: str) -> None:

@@ -243,10 +243,10 @@ def describe_preview(content: Answer) -> Iterator[Part]:
     )
     yield Table(("arm", "points", "parameters", "varies"), arms)
     yield ""
-    known = all(trial["number"] is not None for trial in content["first"])
+    known = any(trial["number"] is not None for trial in content["first"])
     first = (
         (
-            *((trial["number"], trial["arm"]) if known else (trial["arm"],)),
+            *((_name_place(trial["number"]), trial["arm"]) if known else (trial["arm"],)),
             format_cell("parameters", trial["parameters"]),
             f"invalid: {trial['error']}"
             if trial["error"]
@@ -281,6 +281,11 @@ def describe_preview(content: Answer) -> Iterator[Part]:
         yield f"Of all that race {', '.join(costs)}"
     yield from _format_side_by_side(**(content.get("side_by_side") or {}))
     yield from (f"warning: {words}" for words in content.get("warnings") or ())
+
+
+def _name_place(number: int | None) -> str:
+    """Return the number of a configuration that a preview shows, or what it is in place of one."""
+    return "one end" if number is None else str(number)
 
 
 def describe_pareto(content: Answer) -> Iterator[Part]:
