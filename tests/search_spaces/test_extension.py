@@ -155,12 +155,12 @@ def test_a_scheduler_along_the_old_budget_refuses_a_longer_one():
         {"space": {"optimizer.schedule": ["none", "cosine"]}},
     ],
 )
-def test_a_schedule_to_the_end_of_the_old_budget_refuses_a_longer_one(how):
+def test_a_schedule_to_the_end_of_a_budget_refuses_a_longer_one(how):
     with pytest.raises(SpecError, match="fallen to the end of the old budget"):
         describe_extension(make(**how), make(training={"steps": 300}, **how))
 
 
-def test_a_schedule_with_an_end_of_its_own_goes_with_a_longer_budget():
+def test_a_schedule_with_its_own_end_goes_with_a_longer_budget():
     how = {"optimizer": {"schedule": "cosine", "schedule_every": 100}}
     found = describe_extension(make(**how), make(training={"steps": 300}, **how))
     assert found == "training.steps from 100 to 300"

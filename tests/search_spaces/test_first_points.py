@@ -129,7 +129,7 @@ def test_none_stands_twice_and_there_are_trials_for_all():
     }
 
 
-def test_one_that_breaks_a_rule_about_several_fields_is_refused():
+def test_one_that_breaks_a_rule_of_several_fields_is_refused():
     space = {"model.hidden_size": [8, 64], "model.negative_ones": [0, 32]}
     points = ({"params": {"model.hidden_size": 8, "model.negative_ones": n}} for n in (0, 32))
     said = say(make(*points, model={"name": "scornn"}, search={"space": space, "trials": 2}))
@@ -137,7 +137,7 @@ def test_one_that_breaks_a_rule_about_several_fields_is_refused():
     assert "negative_ones" in said["search.first.1"]
 
 
-def test_other_mistakes_are_told_beside_it_but_not_what_follows_from_them():
+def test_other_mistakes_are_told_beside_but_none_that_follows():
     content = make({"params": {**ADAM, "optimizer.lr": 7}}, training={"steps": 0})
     assert set(say(content)) == {"training.steps", "search.first.0.params.optimizer.lr"}
     broken = {**SPACE, "optimizer.lr": {"low": 1, "high": 0}}

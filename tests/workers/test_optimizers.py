@@ -105,7 +105,7 @@ def test_sgd_s_momentum_adds_the_gradients_up():
     np.testing.assert_allclose(model.U.detach(), w, 1e-12)
 
 
-def test_adamw_shrinks_the_weights_and_leaves_the_gradient_alone():
+def test_adamw_shrinks_the_weights_and_not_the_gradient():
     plain, shrunk, gradient = TwoGroups(), TwoGroups(), gradients(1)
     take_steps(plain, Optimizers(plain, OptimizerConfig(name="adam", lr=0.01)), gradient)
     config = OptimizerConfig(name="adamw", lr=0.01, weight_decay=0.5)

@@ -92,7 +92,7 @@ class TestCosine:
         assert found[9] == (pytest.approx(0.08), 2), "the cosine's first step is a whole one"
         assert found[10][0] == pytest.approx(0.04 * (1 + math.cos(math.pi / 20)))
 
-    def test_another_budget_is_another_configuration_unless_its_end_is_given(self):
+    def test_another_budget_is_another_one_unless_its_end_is_given(self):
         def name(steps: int, **fields: int) -> str:
             return make_falling("cosine", steps=steps, **fields).resolve().content_hash()
 
