@@ -22,7 +22,7 @@ def list_warnings(spec: ExperimentSpec) -> list[str]:
     asked = spec.training.evaluate_every is not None or any(
         "training.evaluate_every" in arm.space for arm in spec.arms_
     )
-    words = list(dict.fromkeys(_warn_of_fixed(spec)))
+    words = list(dict.fromkeys([*_warn_of_fixed(spec), *_warn_of_warm_up(spec)]))
     if not (compares or asked):
         return words
     configs = [config for _, config in list_extremes(spec, ("task", "training"))]
@@ -53,6 +53,22 @@ def _warn_of_fixed(spec: ExperimentSpec) -> Iterator[str]:
             if config is not None and not axis.when and not is_default(config, field):
                 value = format_value(getattr(config, field))
                 yield f"'{path}' is searched, so its fixed value {value} has no effect"
+
+
+def _warn_of_warm_up(spec: ExperimentSpec) -> Iterator[str]:
+    """Yield which arms warm up for longer than their trials train."""
+    path = "optimizer.warmup_steps"
+    for arm in spec.arms_:
+        assert arm.optimizer is not None
+        if not arm.optimizer.warmup_steps or path in arm.space:
+            continue
+        extremes = list_extremes(spec, ("task", "training"))
+        budgets = [config.training.steps or 1 for label, config in extremes if label == arm.label]
+        if budgets and max(budgets) < arm.optimizer.warmup_steps:
+            yield (
+                f"'{path}' is {arm.optimizer.warmup_steps:,}, and trials train "
+                f"{say_count(max(budgets), 'step')}: the learning rates never reach their values"
+            )
 
 
 def _warn_of_evaluations(configs: Iterable[TrialConfig]) -> Iterator[str]:

@@ -197,6 +197,10 @@ def test_a_race_says_what_it_may_cost():
             "'training.evaluate_every' is 500, and trials train 100 steps: each is evaluated once",
         ),
         (
+            {"optimizer": {"warmup_steps": 101}},
+            "'optimizer.warmup_steps' is 101, and trials train 100 steps: the learning rates never",
+        ),
+        (
             {"scheduler": {"name": "asha", "min_steps": 5000}},
             "asha stops no trial: it compares them from 5,000 steps on, and they train 100. Take a "
             "smaller 'scheduler.min_steps'",
