@@ -40,7 +40,7 @@ class SpecError(ValueError):
         return f"{self.path}: {self.message}" if self.path else self.message
 
     def below(self, place: str) -> SpecError:
-        """Return the same error, of which `path` is a place within `place`."""
+        """Return the same error, with `place` before its path."""
         path = f"{place}.{self.path}"
         return type(self)(path, self.message, self.expected, self.got, self.available)
 

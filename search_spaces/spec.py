@@ -7,7 +7,7 @@ field is refused by `checks.check_spec`, before anything is queued.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, Self, TypeVar
 
@@ -277,6 +277,10 @@ class ExperimentSpec(Strict):
             ConditionError: if a condition can never hold.
         """
         return Space({arm.label: arm.space for arm in self.arms_})
+
+    def read_first(self, space: Space) -> Iterator[Point]:
+        """Yield the points of `search.first`; `space` is this spec's own."""
+        return (space.locate(each.arm, each.params) for each in self.search.first)
 
     def trial_count(self) -> int | None:
         """Return the largest number of points that run, None if only time ends the search."""

@@ -79,8 +79,8 @@ class OptimizerConfig(Strict):
         0.0,
         ge=0,
         le=1,
-        description="L2 penalty, added to the gradient; `adamw` shrinks the weights by it in place "
-        "of that, times the learning rate. The orthogonal group has none",
+        description="L2 penalty, added to the gradient. `adamw` has no penalty: each step takes "
+        "this share, times the learning rate, off the weights. The orthogonal group has none",
     )
     clip_norm: float | None = Field(
         None,
@@ -111,7 +111,7 @@ class OptimizerConfig(Strict):
         None,
         ge=1,
         description="`exponential`: steps between two falls; default: one epoch. `cosine`: the "
-        "step at which the rates have fallen; default: that at which training ends",
+        "step at which the rates are at their lowest; default: the last one",
     )
     schedule_patience: int | None = Field(
         None,

@@ -283,6 +283,8 @@ def keep_results_of_home(call: Call, results: Path, note: str | None) -> None:
         call.fail(str(error), "No results", FAILURE)
     for path in written:
         typer.echo(f"written: {path}")
+    if not written:
+        typer.echo(f"{results}: there is nothing new to keep", err=True)
 
 
 def write_page(call: Call, results: Path, page: Path) -> None:

@@ -85,8 +85,9 @@ def _check_budget(old: ExperimentSpec, new: ExperimentSpec) -> Iterator[SpecErro
     if is_longer(old, new) and falling:
         yield SpecError(
             "training",
-            f"with schedule cosine, the learning rates of {falling[0]} have fallen to the end of "
-            "the old budget; `eigensweep fork` posts it again, changed, and trains anew",
+            f"with schedule cosine the learning rates of arm '{falling[0]}' have reached their "
+            "lowest at the end of the old budget; `eigensweep fork` posts it again, changed, and "
+            "trains anew",
         )
 
 

@@ -25,7 +25,7 @@ def find_first_errors(spec: ExperimentSpec) -> Iterator[SpecError]:
             continue
         before = seen.setdefault((point.arm, *point.params.items()), index)
         if before != index:
-            words = f"this point stands there already, as 'search.first.{before}'"
+            words = f"this is the same point as 'search.first.{before}'"
             yield SpecError(place, words, expected="each point once", got=point.params)
     if most is not None and len(first) > most:
         yield SpecError(

@@ -244,17 +244,13 @@ def _first(spec: ExperimentSpec, space: Space) -> list[tuple[int | None, Point]]
         most = min(SHOWN, spec.trial_count() or SHOWN)
         return [*enumerate(islice(_drop_known(spec, space), most))]
     ends = ((None, next(space.corners(arm))) for arm in space.arms)
-    return [*islice(chain(enumerate(_named(spec, space)), ends), SHOWN)]
-
-
-def _named(spec: ExperimentSpec, space: Space) -> Iterator[Point]:
-    return (space.locate(each.arm, each.params) for each in spec.search.first)
+    return [*islice(chain(enumerate(spec.read_first(space)), ends), SHOWN)]
 
 
 def _drop_known(spec: ExperimentSpec, space: Space) -> Iterator[Point]:
     """Yield points as a driver tries them: no point twice, and no configuration."""
     is_spread = spec.search.method == "qmc" or spec.is_sampled
-    walks: list[Iterable[Point]] = [_named(spec, space)]
+    walks: list[Iterable[Point]] = [spec.read_first(space)]
     if is_spread:
         walks.append(quasi_random(space, spec.search.seed))
     if space.count() is not None:

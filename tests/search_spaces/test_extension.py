@@ -156,7 +156,7 @@ def test_a_scheduler_along_the_old_budget_refuses_a_longer_one():
     ],
 )
 def test_a_schedule_to_the_end_of_a_budget_refuses_a_longer_one(how):
-    with pytest.raises(SpecError, match="fallen to the end of the old budget"):
+    with pytest.raises(SpecError, match="lowest at the end of the old budget"):
         describe_extension(make(**how), make(training={"steps": 300}, **how))
 
 

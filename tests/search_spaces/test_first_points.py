@@ -124,7 +124,7 @@ def test_none_stands_twice_and_there_are_trials_for_all():
     same = {**ADAM, "model.hidden_size": 16.0}
     said = say(make({"params": ADAM}, {"params": RMSPROP}, {"params": same}, search={"trials": 2}))
     assert said == {
-        "search.first.2": "this point stands there already, as 'search.first.0'",
+        "search.first.2": "this is the same point as 'search.first.0'",
         "search.first": "3 points cannot be tried in 2 trials",
     }
 

@@ -571,7 +571,9 @@ class TestCommandLine:
         content = place.read_bytes()
         (kept,) = read_results(content).experiments[0].trials
         assert (kept.number, kept.state, len(kept.curves)) == (0, "completed", 10)
-        assert run(*words).output == "", "nothing has finished since"
+        again = run(*words)
+        assert again.stdout == "", "nothing has finished since"
+        assert again.stderr == f"{folder}: there is nothing new to keep\n"
         assert place.read_bytes() == content
         assert read_folder(folder) == [], "no page shows them"
         with serve_elsewhere(tmp_path, empty_record, folder) as other:

@@ -7,6 +7,7 @@ of all operations, repeated as a GPU repeats a graph, does what the program does
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 from unittest import mock
 
 import pytest
@@ -18,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from toys import Text
 
 from eigensweep.models.recurrence.native import library
+from eigensweep.search_spaces.trial import UpdateRule
 from eigensweep.tasks import TASKS
 from eigensweep.training.lanes.stacked import graphs, scoring
 from eigensweep.training.lanes.stacked.group import Group
@@ -96,19 +98,7 @@ def test_no_step_of_any_model_asks_the_device_or_the_host(name, fields):
     score_without_host(program)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "adamw",
-        "sgd",
-        "rmsprop",
-        "adagrad",
-        "adam_tf1",
-        "rmsprop_tf1",
-        "adagrad_tf1",
-        "rmsprop_urnn",
-    ],
-)
+@pytest.mark.parametrize("name", get_args(UpdateRule))
 def test_no_optimizer_asks_the_device(name):
     program = make_program(config_of("scornn", optimizer={"name": name}))
     step_without_host(program)

@@ -284,7 +284,7 @@ def describe_preview(content: Answer) -> Iterator[Part]:
 
 
 def _name_place(number: int | None) -> str:
-    """Return the number of a configuration that a preview shows, or what it is in place of one."""
+    """Return a trial's number; without one, that the point is one end of its arm's space."""
     return "one end" if number is None else str(number)
 
 

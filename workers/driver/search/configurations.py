@@ -45,7 +45,7 @@ class Configurations:
     def __init__(self, spec: ExperimentSpec, study: Study) -> None:
         self._spec, self._study = spec, study
         self.space = spec.space()
-        self._first = (self.space.locate(each.arm, each.params) for each in spec.search.first)
+        self._first = spec.read_first(self.space)
         self._walked = 0
         self._has_sequence = spec.search.method != "grid" or spec.is_sampled
         is_spread = spec.search.method in ("grid", "qmc")
