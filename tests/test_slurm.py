@@ -44,6 +44,7 @@ echo "scontrol $*" >>"$LOG"
 echo "asked $NODE" >>"$LOG"
 [ "$NODE" != "${BAD_NODE:-}" ] || exit 1
 [ -e "$LOG.$NODE" ] || { touch "$LOG.$NODE"; exit 1; }
+until grep -qE "^(head|node) $NODE$" "$LOG"; do sleep 0.01; done  # no node is well before it starts
 """,
     "eigensweep": f'name="$1 $EIGENSWEEP_RAY_ADDRESS $EIGENSWEEP_TOKEN"\n{WAITS}',
 }
