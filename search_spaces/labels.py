@@ -21,11 +21,12 @@ def describe_settings(params: Mapping[str, Any]) -> str:
 def shorten_paths(paths: Iterable[str]) -> Mapping[str, str]:
     """Return a short label for each dotted path: its last word, or more.
 
-    A name is labelled with what it names. Two paths with the same label keep their whole paths.
+    A name is labelled with what it names, and an item of a list with its list. Two paths with the
+    same label keep their whole paths.
 
-    >>> labels = shorten_paths(["optimizer.name", "optimizer.name_orth", "training.steps"])
+    >>> labels = shorten_paths(["optimizer.name", "optimizer.name_orth", "optimizer.betas.1"])
     >>> list(labels.values())
-    ['optimizer', 'optimizer_orth', 'steps']
+    ['optimizer', 'optimizer_orth', 'betas.1']
     >>> list(shorten_paths(["task.size", "model.size"]).values())
     ['task.size', 'model.size']
     """
@@ -36,6 +37,8 @@ def shorten_paths(paths: Iterable[str]) -> Mapping[str, str]:
 
 def _label(path: str) -> str:
     rest, _, last = path.rpartition(".")
+    if last.isdecimal():
+        return f"{_label(rest)}.{last}" if rest else last
     is_name = last == "name" or last.startswith("name_")
     return rest.rpartition(".")[2] + last.removeprefix("name") if rest and is_name else last
 

@@ -56,6 +56,10 @@ def scalar(raw: Any) -> Scalar:
     if isinstance(raw, str) and not EXPONENT.fullmatch(raw):
         return raw
     raw = float(raw) if isinstance(raw, str) else raw
+    if isinstance(raw, list | tuple):
+        raise ValueError(
+            "a choice is no list; vary its items one by one, each by its place: optimizer.betas.1"
+        )
     if raw is not None and not isinstance(raw, bool | int | float):
         raise ValueError("a choice is a number, a text, true, false or null")
     if isinstance(raw, float) and not math.isfinite(raw):

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from eigensweep.models import MODELS
 from eigensweep.models.base import ModelConfig
+from eigensweep.search_spaces.config_fields import replace_fields
 from eigensweep.search_spaces.errors import InvalidPointError, SpecError, UnreadableSpecError
 from eigensweep.search_spaces.hashing import drop_removed_fields
 from eigensweep.search_spaces.sections import (
@@ -382,7 +383,7 @@ def _change(base: Config, changes: Mapping[str, Any] | None) -> Config:
     given = base.model_dump(exclude_unset=True)
     if isinstance(base, ModelConfig | TaskConfig):
         given["name"] = base.name
-    return type(base).model_validate({**given, **changes})
+    return type(base).model_validate({**given, **replace_fields(vars(base), changes)})
 
 
 def _say_first(error: ValidationError) -> str:

@@ -90,8 +90,8 @@ def _parameters() -> list[str]:
         "### What `search.space` varies",
         "",
         "A space is an object. Each key is the path of a field below `model`, `optimizer`, `task` "
-        "or `training`, such as `optimizer.lr`. Each value is a list, or an object of one of these "
-        "three kinds.",
+        "or `training`, such as `optimizer.lr`, or of an item of a list, such as "
+        "`optimizer.betas.1`. Each value is a list, or an object of one of these three kinds.",
     ]
     for kind, parameter in PARAMETERS.items():
         lines += ["", f"**{kind}**", "", *_table(parameter)]

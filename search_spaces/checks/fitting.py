@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pydantic import BaseModel, ValidationError
 
 from eigensweep.models.base import ModelConfig
+from eigensweep.search_spaces.config_fields import list_fields, replace_fields
 from eigensweep.search_spaces.errors import (
     ParameterValueError,
     SpecError,
@@ -17,24 +18,24 @@ from eigensweep.search_spaces.errors import (
 )
 from eigensweep.search_spaces.parameters import Choice, Integer, Parameter, Real, Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.search_spaces.trial import OptimizerConfig, TrainingConfig
 
 
 def find_misfits(spec: ExperimentSpec) -> Iterator[SpecError]:
     """Yield each parameter whose path no config of its arm has, or whose value a field refuses."""
     seen = set()
     for index, arm in enumerate(spec.arms_):
-        sections: dict[str, type[BaseModel]] = {
-            "model": type(arm.model),
-            "optimizer": OptimizerConfig,
-            "task": type(spec.task),
-            "training": TrainingConfig,
+        assert arm.optimizer is not None
+        sections: dict[str, BaseModel] = {
+            "model": arm.model,
+            "optimizer": arm.optimizer,
+            "task": spec.task,
+            "training": spec.training,
         }
         names = {"model": arm.model.name, "task": spec.task.name}
         for path, axis in arm.space.items():
             place = place_of(spec, index, path)
             section, _, field = path.partition(".")
-            if section not in sections or field not in sections[section].model_fields:
+            if section not in sections or field not in list_fields(sections[section]):
                 others = [arm.label for arm in spec.arms_ if _has(arm.model, path)]
                 error: SpecError | None = _unknown_parameter(place, path, sections, names, others)
             elif path in ("model.name", "task.name"):
@@ -55,19 +56,19 @@ def place_of(spec: ExperimentSpec, index: int, path: str) -> str:
 
 def _has(model: ModelConfig, path: str) -> bool:
     section, _, field = path.partition(".")
-    return section == "model" and field in type(model).model_fields
+    return section == "model" and field in list_fields(model)
 
 
 def _unknown_parameter(
     place: str,
     path: str,
-    sections: Mapping[str, type[BaseModel]],
+    sections: Mapping[str, BaseModel],
     names: Mapping[str, str],
     others: Sequence[str],
 ) -> SpecError:
     """Return the error about a path that an arm has not; `others` are the arms that have it."""
     section, _, field = path.partition(".")
-    everything = {s: [f"{s}.{f}" for f in config.model_fields] for s, config in sections.items()}
+    everything = {s: [f"{s}.{f}" for f in list_fields(each)] for s, each in sections.items()}
     if section not in sections:
         known = [known for paths in everything.values() for known in paths]
         meant = [whole for whole in known if whole.endswith(f".{path}")]
@@ -81,6 +82,14 @@ def _unknown_parameter(
             available=list(sections),
         )
     has = [known for known in everything[section] if known not in ("model.name", "task.name")]
+    if items := [known for known in has if known.startswith(f"{path}.")]:
+        return UnknownParameterError(
+            place,
+            f"'{path}' is a list; vary its items one by one: {', '.join(items)}",
+            expected="an item of the list",
+            got=path,
+            available=items,
+        )
     hint = did_you_mean(path, has)
     if others:
         hint = f"; {others[0]} has it: put it into the 'space' of that arm"
@@ -104,15 +113,19 @@ def _name_parameter(place: str, path: str) -> SpecError:
 
 
 def _first_refusal(
-    place: str, path: str, axis: Parameter, config: type[BaseModel], name: str | None
+    place: str, path: str, axis: Parameter, config: BaseModel, name: str | None
 ) -> SpecError | None:
     """Return the error about the first value that the field refuses, None if it takes all."""
     field = path.partition(".")[2]
+    named = {} if name is None else {"name": name}
     for value in _values_to_try(axis):
+        changed = replace_fields(vars(config), {field: value})
         try:
-            config.model_validate({field: value} if name is None else {"name": name, field: value})
+            type(config).model_validate({**named, **changed})
         except ValidationError as error:
-            said = next((e for e in error.errors() if e["loc"][:1] == (field,)), error.errors()[0])
+            said = next(
+                (e for e in error.errors() if changed.keys() & set(e["loc"][:1])), error.errors()[0]
+            )
             wish = end_of_sentence(str(said["msg"]))
             hint = (
                 "; a range of integers says type: integer"

@@ -38,7 +38,8 @@ def _warn_of_fixed(spec: ExperimentSpec) -> Iterator[str]:
     """Yield the fields that have a value where the search gives them others.
 
     A value that all arms share is the default of an arm whose own space varies the field, and
-    under a condition it is the value where the condition does not hold.
+    under a condition it is the value where the condition does not hold. An item of a list is
+    written because the others are.
     """
     for index, arm in enumerate(spec.arms_):
         own = None if spec.arms is None else spec.arms[index]
@@ -50,7 +51,9 @@ def _warn_of_fixed(spec: ExperimentSpec) -> Iterator[str]:
             else:
                 fixed["optimizer"] = own.optimizer
             config = fixed.get(section)
-            if config is not None and not axis.when and not is_default(config, field):
+            if config is None or axis.when or field not in type(config).model_fields:
+                continue
+            if not is_default(config, field):
                 value = format_value(getattr(config, field))
                 yield f"'{path}' is searched, so its fixed value {value} has no effect"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from eigensweep.search_spaces.config_fields import read_field
 from eigensweep.search_spaces.errors import InvalidPointError
 from eigensweep.search_spaces.parameters import Parameter
 from eigensweep.search_spaces.space import Point, Scalar, Space
@@ -70,9 +71,9 @@ def _read_point(
         if not axis.is_active(found):
             continue
         section, _, field = path.partition(".")
-        value = params[path] if path in params else config[section].get(field)
         try:
+            value = params[path] if path in params else read_field(config[section], field)
             found[path] = axis.match(value)
-        except ValueError:
+        except (LookupError, ValueError):
             return None
     return Point(arm, found)

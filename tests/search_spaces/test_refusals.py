@@ -242,6 +242,24 @@ RANGE = {"low": 0.1, "high": 0.9}
             "scornn refuses negative_ones = -1: it should be greater than or equal to 0",
         ),
         (
+            {"search": grid(**{"optimizer.betas.1": [0.9, 1.5]})},
+            ParameterValueError,
+            "search.space.optimizer.betas.1",
+            "optimizer refuses betas.1 = 1.5: it should be less than 1",
+        ),
+        (
+            {"search": grid(**{"optimizer.betas.2": [0.9]})},
+            UnknownParameterError,
+            "search.space.optimizer.betas.2",
+            "has no 'betas.2'; it has .*'optimizer.betas.0', 'optimizer.betas.1'",
+        ),
+        (
+            {"search": grid(optimizer__betas=[0.9])},
+            UnknownParameterError,
+            "search.space.optimizer.betas",
+            "is a list; vary its items one by one: optimizer.betas.0, optimizer.betas.1",
+        ),
+        (
             {
                 "search": {
                     "method": "tpe",

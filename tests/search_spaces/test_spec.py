@@ -15,6 +15,8 @@ from pydantic import ValidationError
 from eigensweep.client.spec_file import parse_settings, read
 from eigensweep.models import MODELS
 from eigensweep.search_spaces.checks.checks import check_spec
+from eigensweep.search_spaces.checks.preview import preview
+from eigensweep.search_spaces.checks.warm_start import find_point
 from eigensweep.search_spaces.errors import InvalidPointError, SeveralErrors, SpecError
 from eigensweep.search_spaces.shipped.presets import load_preset, preset_names
 from eigensweep.search_spaces.space import Point
@@ -120,6 +122,22 @@ def test_a_point_reaches_all_four_sections():
     assert config.optimizer.clip_norm == 1.5
     assert config.task.delay == 7
     assert config.training.steps == 12
+
+
+def test_a_search_varies_items_of_a_list_and_leaves_the_others():
+    space = {"optimizer.betas.0": [0.5, 0.8], "optimizer.betas.1": [0.99]}
+    searched = spec(search={"space": space})
+    check_spec(searched)
+    betas = [searched.trial(point).optimizer.betas for point in searched.space()]
+    assert betas == [(0.5, 0.99), (0.8, 0.99)]
+    fixed = spec(optimizer={"betas": [0.7, 0.8]}, search={"space": {"optimizer.betas.1": [0.9]}})
+    (point,) = fixed.space()
+    assert fixed.trial(point).optimizer.betas == (0.7, 0.9)
+    assert preview(fixed).warnings == []
+    earlier = searched.trial(searched.space().point(1))
+    same = earlier.model_dump(mode="json"), earlier.content_hash()
+    found = find_point(searched, searched.space(), {}, *same)
+    assert found == searched.space().point(1)
 
 
 def test_every_configuration_trains_the_same_seeds():
