@@ -22,7 +22,8 @@ def list_warnings(spec: ExperimentSpec) -> list[str]:
     asked = spec.training.evaluate_every is not None or any(
         "training.evaluate_every" in arm.space for arm in spec.arms_
     )
-    words = list(dict.fromkeys([*_warn_of_fixed(spec), *_warn_of_warm_up(spec)]))
+    found = [*_warn_of_few_points(spec), *_warn_of_fixed(spec), *_warn_of_warm_up(spec)]
+    words = list(dict.fromkeys(found))
     if not (compares or asked):
         return words
     configs = [config for _, config in list_extremes(spec, ("task", "training"))]
@@ -32,6 +33,18 @@ def list_warnings(spec: ExperimentSpec) -> list[str]:
         longest = max(configs, key=lambda config: config.training.steps or 1)
         words += _warn_of_stopping(spec, longest.training.steps or 1, spec.first_rung(longest))
     return words
+
+
+def _warn_of_few_points(spec: ExperimentSpec) -> Iterator[str]:
+    """Yield that the space has fewer points than the search is to try; grid says so elsewhere."""
+    size, asked = spec.space().count(), spec.search.trials
+    if size is None or asked is None or spec.search.method == "grid":
+        return
+    if size < min(asked, spec.limits.trials or asked):
+        yield (
+            f"The space has {say_count(size, 'point')}, so the search ends after "
+            f"{say_count(size, 'trial')}; 'search.trials' is {asked:,}"
+        )
 
 
 def _warn_of_fixed(spec: ExperimentSpec) -> Iterator[str]:

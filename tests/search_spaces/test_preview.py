@@ -201,6 +201,10 @@ def test_a_race_says_what_it_may_cost():
             "'optimizer.warmup_steps' is 101, and trials train 100 steps: the learning rates never",
         ),
         (
+            {"search": {"method": "tpe", "trials": 20, "space": {"optimizer.lr": [0.1, 0.2]}}},
+            "The space has 2 points, so the search ends after 2 trials; 'search.trials' is 20",
+        ),
+        (
             {"scheduler": {"name": "asha", "min_steps": 5000}},
             "asha stops no trial: it compares them from 5,000 steps on, and they train 100. Take a "
             "smaller 'scheduler.min_steps'",
@@ -217,6 +221,8 @@ def test_what_will_have_no_effect_is_told(changes, words):
     assert preview(make()).warnings == []
     training = {"steps": 100, "evaluate_every": 10}
     assert preview(make(scheduler={"name": "asha"}, training=training)).warnings == []
+    search = {"method": "random", "trials": 20, "space": {"optimizer.lr": [0.1, 0.2]}}
+    assert preview(make(search=search, limits={"trials": 2})).warnings == []
 
 
 RATES = {"space": {"optimizer.lr": [0.1, 0.2]}}
