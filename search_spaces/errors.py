@@ -77,6 +77,10 @@ class InvalidPointError(SpecError):
     """A point breaks a rule about several fields; its trial is `invalid` and never runs."""
 
 
+class ConstraintError(InvalidPointError):
+    """A point breaks one of `search.constraints`; it is no point of the search."""
+
+
 class UnreadableSpecError(ValueError):
     """A stored spec names what this installation does not have, such as a package's model."""
 

@@ -15,10 +15,14 @@ from eigensweep.common.direction import Better, sign
 from eigensweep.common.registry import Registry
 from eigensweep.models import MODELS
 from eigensweep.models.base import ModelConfig
+from eigensweep.search_spaces.constraints import Constraint
 from eigensweep.search_spaces.parameters import Parameter, Value
 from eigensweep.search_spaces.trial import ObjectiveConfig, OptimizerConfig, Strict
 from eigensweep.tasks import TASKS
 from eigensweep.tasks.base import Metric, TaskConfig
+
+SEARCHED = "model", "optimizer", "task", "training"
+"""Sections whose fields a search may vary."""
 
 UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 """Control characters, and those that change the direction of a text or cannot be seen in it."""
@@ -48,6 +52,13 @@ Words = Annotated[str, AfterValidator(_refuse_unseen_but_lines)]
 Name = Annotated[str, Field(min_length=1, max_length=120), AfterValidator(_refuse_unseen)]
 ArmName = Annotated[str, Field(max_length=60, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 Line = Annotated[str, Field(max_length=200), AfterValidator(_refuse_unseen)]
+
+
+def _read_rule(text: str) -> str:
+    return Constraint(text).text
+
+
+Rule = Annotated[str, Field(max_length=300), AfterValidator(_read_rule)]
 SpaceField = Annotated[dict[str, Parameter], Field(max_length=64)]
 """Dotted path to what it may be; at most 64 parameters."""
 
@@ -140,6 +151,14 @@ class SearchConfig(Strict):
         max_length=20,
         description="Ids of finished experiments. The sampler first learns from their trials "
         "whose configuration is a point of this space. For methods that learn",
+    )
+    constraints: list[Rule] = Field(
+        [],
+        max_length=20,
+        examples=[["optimizer.lr_orth <= optimizer.lr"]],
+        description="Rules that every trial keeps: comparisons of fields, numbers and texts, with "
+        "`+ - * /`, `and`, `or` and `not`. Points that break one are left out. Where a field is "
+        "empty, or an arm lacks it, a rule asks nothing",
     )
     first: list[FirstPoint] = Field(
         [],

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import islice
 from typing import Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -16,10 +17,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from eigensweep.models import MODELS
 from eigensweep.models.base import ModelConfig
 from eigensweep.search_spaces.config_fields import replace_fields
-from eigensweep.search_spaces.errors import InvalidPointError, SpecError, UnreadableSpecError
+from eigensweep.search_spaces.constraints import Constraint
+from eigensweep.search_spaces.errors import (
+    ConstraintError,
+    InvalidPointError,
+    SpecError,
+    UnreadableSpecError,
+)
 from eigensweep.search_spaces.hashing import drop_removed_fields
 from eigensweep.search_spaces.sections import (
     COSTS,
+    SEARCHED,
     AnyModel,
     AnyTask,
     Arm,
@@ -34,6 +42,7 @@ from eigensweep.search_spaces.sections import (
     Words,
     drop_unseen,
 )
+from eigensweep.search_spaces.sequences import draw_at_random
 from eigensweep.search_spaces.space import Point, Space
 from eigensweep.search_spaces.spec_text import TextError, read_text
 from eigensweep.search_spaces.trial import (
@@ -54,6 +63,8 @@ MOST_NAME = 120
 LEAST_PRIORITY, LARGEST_PRIORITY = -1000, 1000
 RUNGS = 10
 """Approximate number of rungs if the spec does not set `rung_every`."""
+SAMPLE = 200
+"""Points that are looked at where the extreme ones tell nothing."""
 
 
 class ExperimentSpec(Strict):
@@ -283,6 +294,22 @@ class ExperimentSpec(Strict):
         """Yield the points of `search.first`; `space` is this spec's own."""
         return (space.locate(each.arm, each.params) for each in self.search.first)
 
+    def corners(self, space: Space, arm: str) -> Iterator[Point]:
+        """Yield extreme points of an arm of this spec's own space, and others behind them.
+
+        The others are there only where `search.constraints` may leave out all extreme points.
+        """
+        yield from space.corners(arm)
+        if self.search.constraints:
+            yield from self.sample(Space({arm: space.axes(arm)}))
+
+    def sample(self, space: Space) -> Iterator[Point]:
+        """Return all points of a small space, and of another some that are drawn at random."""
+        size = space.count()
+        if size is not None and size <= SAMPLE:
+            return iter(space)
+        return islice(draw_at_random(space, self.search.seed), SAMPLE)
+
     def trial_count(self) -> int | None:
         """Return the largest number of points that run, None if only time ends the search."""
         drawn = None if self.search.method == "grid" else self.search.trials
@@ -309,14 +336,28 @@ class ExperimentSpec(Strict):
 
         Raises:
             InvalidPointError: if the point breaks a rule about several fields.
+            ConstraintError: if it breaks one of `search.constraints`.
         """
         try:
-            return self._assemble(point).resolve()
+            config = self._assemble(point).resolve()
         except ValidationError as error:
             message = _say_first(error)
         except ValueError as error:
             message = str(error)
+        else:
+            self._check_constraints(point, config)
+            return config
         raise InvalidPointError(f"arms.{point.arm}", message, got=dict(point.params))
+
+    def _check_constraints(self, point: Point, config: TrialConfig) -> None:
+        fields = {each: vars(getattr(config, each)) for each in SEARCHED if self._constraints}
+        for constraint in self._constraints:
+            try:
+                words = "" if constraint.holds(fields) else f"'{constraint.text}' does not hold"
+            except ValueError as error:
+                words = str(error)
+            if words:
+                raise ConstraintError(f"arms.{point.arm}", words, got=dict(point.params))
 
     def find_contradictions(self, point: Point) -> dict[str, str]:
         """Return by section, in words, the rules about several fields that a point breaks."""
@@ -370,6 +411,10 @@ class ExperimentSpec(Strict):
         if self.scheduler.rung_every is not None:
             return -(-self.scheduler.rung_every // every) * every
         return max(1, round(steps / every / RUNGS)) * every
+
+    @cached_property
+    def _constraints(self) -> list[Constraint]:
+        return [Constraint(text) for text in self.search.constraints]
 
     @cached_property
     def _arm(self) -> dict[str, Arm]:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from posixpath import normpath
 
+from eigensweep.search_spaces.checks.constrained import find_constraint_errors
 from eigensweep.search_spaces.checks.first_points import find_first_errors, find_invalid_first
 from eigensweep.search_spaces.checks.fitting import find_misfits, place_of
 from eigensweep.search_spaces.checks.memory import list_extremes
@@ -21,6 +23,7 @@ from eigensweep.search_spaces.checks.race_words import find_racing_errors
 from eigensweep.search_spaces.checks.search_words import find_method_errors, find_unread_settings
 from eigensweep.search_spaces.errors import (
     ConditionError,
+    ConstraintError,
     CorpusError,
     GridTooLargeError,
     InvalidPointError,
@@ -93,7 +96,9 @@ def find_errors(
         ]
     errors += _check_names(spec, lacking)
     errors += _check_extremes(spec, lacking, errors)
-    return errors if errors or lacking else list(find_invalid_first(spec))
+    if errors or lacking:
+        return errors
+    return list(find_constraint_errors(spec)) or list(find_invalid_first(spec))
 
 
 def _check_names(spec: ExperimentSpec, lacking: Places) -> Iterator[SpecError]:
@@ -337,10 +342,14 @@ def _find_space(arm: Arm, index: int, lacking: Places) -> Space | None:
 def _check_rungs(spec: ExperimentSpec, point: Point) -> Iterator[SpecError]:
     if spec.scheduler.rung_every is None:
         return  # about ten
-    configs = [spec.trial(point)]
+    configs = []
+    with suppress(ConstraintError):
+        configs.append(spec.trial(point))
     if any(path.startswith(("task.", "training.")) for path in point.params):
         extremes = list_extremes(spec, ("task", "training"))
         configs += [config for arm, config in extremes if arm == point.arm]
+    if not configs:
+        return
     config = max(configs, key=spec.rung_count)
     rungs = spec.rung_count(config)
     if rungs > MOST_RUNGS:

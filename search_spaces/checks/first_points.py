@@ -43,4 +43,4 @@ def find_invalid_first(spec: ExperimentSpec) -> Iterator[SpecError]:
         try:
             spec.trial(space.locate(named.arm, named.params))
         except InvalidPointError as error:
-            yield InvalidPointError(f"search.first.{index}", error.message, got=error.got)
+            yield type(error)(f"search.first.{index}", error.message, got=error.got)

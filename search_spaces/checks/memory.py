@@ -88,7 +88,7 @@ def list_extremes(
     space = spec.space()
     for arm in space.arms:
         seen: set[tuple[tuple[str, Scalar], ...]] = set()
-        for point in space.corners(arm):
+        for point in spec.corners(space, arm):
             of_sections = tuple(
                 (path, value)
                 for path, value in point.params.items()

@@ -180,7 +180,7 @@ def _is_positive(value: Scalar) -> bool:
 def _first_config(spec: ExperimentSpec) -> TrialConfig | None:
     """Return a configuration of the population; budget and rungs are those of all others."""
     space = spec.space()
-    for point in space.corners(space.arms[0]):
+    for point in spec.corners(space, space.arms[0]):
         try:
             return spec.trial(point)
         except InvalidPointError:

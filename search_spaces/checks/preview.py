@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from itertools import chain, islice
 from typing import Any, Final, Literal
 
@@ -17,7 +16,7 @@ from eigensweep.search_spaces.checks.race_words import (
 )
 from eigensweep.search_spaces.checks.search_words import HALVING, explain_search, find_brackets
 from eigensweep.search_spaces.checks.spec_warnings import list_warnings
-from eigensweep.search_spaces.errors import InvalidPointError
+from eigensweep.search_spaces.errors import ConstraintError, InvalidPointError
 from eigensweep.search_spaces.sequences import quasi_random
 from eigensweep.search_spaces.space import Point, Space
 from eigensweep.search_spaces.spec import ExperimentSpec
@@ -225,7 +224,7 @@ def preview(
 def _sample_configs(spec: ExperimentSpec, space: Space, arm: str) -> list[TrialConfig]:
     axes, count = space.axes(arm), space.count(arm)
     small = count is not None and count <= SMALL
-    points = Space({arm: axes}) if small else space.corners(arm)
+    points = Space({arm: axes}) if small else spec.corners(space, arm)
     found = []
     for point in points:
         try:
@@ -243,8 +242,21 @@ def _first(spec: ExperimentSpec, space: Space) -> list[tuple[int | None, Point]]
     if spec.search.method in IN_ORDER:
         most = min(SHOWN, spec.trial_count() or SHOWN)
         return [*enumerate(islice(_drop_known(spec, space), most))]
-    ends = ((None, next(space.corners(arm))) for arm in space.arms)
+    ends = ((None, _find_end(spec, space, arm)) for arm in space.arms)
     return [*islice(chain(enumerate(spec.read_first(space)), ends), SHOWN)]
+
+
+def _find_end(spec: ExperimentSpec, space: Space, arm: str) -> Point:
+    """Return one end of an arm; with constraints, the first point that keeps them."""
+    for point in spec.corners(space, arm):
+        try:
+            spec.trial(point)
+        except ConstraintError:
+            continue
+        except InvalidPointError:
+            pass
+        return point
+    raise AssertionError("a spec that passed has such a point")
 
 
 def _drop_known(spec: ExperimentSpec, space: Space) -> Iterator[Point]:
@@ -259,9 +271,13 @@ def _drop_known(spec: ExperimentSpec, space: Space) -> Iterator[Point]:
     seen: set[Hashable] = set()
     for point in points:
         known: list[Hashable] = [(point.arm, *sorted(point.params.items()))]
-        with suppress(InvalidPointError):
+        try:
             config = spec.trial(point)
             known.append((config.content_hash(), config.training.steps))
+        except ConstraintError:
+            continue
+        except InvalidPointError:
+            pass
         if seen.isdisjoint(known):
             yield point
         seen.update(known)

@@ -23,6 +23,7 @@ from eigensweep.search_spaces.errors import (
     say_more,
     shorten,
 )
+from eigensweep.search_spaces.sections import SEARCHED
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.tasks import TASKS
 
@@ -30,8 +31,6 @@ MOST_READ = 200
 """Errors of pydantic that are put into words; a text of a million wrong values has no more."""
 ONE_VALUE = "float_type", "int_type", "bool_type", "string_type"
 """Errors of pydantic where a number, a truth value or a text was expected."""
-SEARCHED = "model", "optimizer", "task", "training"
-"""The sections whose fields can be searched."""
 Location = Sequence[int | str]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from eigensweep.search_spaces.checks.brackets import Brackets
+from eigensweep.search_spaces.checks.constrained import count_kept
 from eigensweep.search_spaces.checks.fitting import place_of
 from eigensweep.search_spaces.checks.memory import list_extremes
 from eigensweep.search_spaces.checks.population import explain_population
@@ -36,6 +37,12 @@ def explain_search(spec: ExperimentSpec) -> list[str]:
     if first:
         verb = "comes" if first == 1 else "come"
         words.append(f"{say_count(first, 'point')} of 'search.first' {verb} before all others")
+    if spec.search.constraints:
+        tried, kept = count_kept(spec)
+        words.append(
+            f"{kept:,} of {say_count(tried, 'point')} that were tried keep 'search.constraints'; "
+            "the others are left out"
+        )
     if spec.is_sampled:
         words.append(
             f"{spec.limits.trials:,} of {say_count(spec.space().count() or 0, 'point')} "

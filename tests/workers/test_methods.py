@@ -39,7 +39,9 @@ LEARNING = {"gp": 20, "cmaes": 60, "nsga2": 40}
 
 def bench(folder: Path, method: str, space: dict[str, Any], trials: int, **fields: Any) -> Bench:
     search = {"method": method, "space": space, "trials": trials, "seed": 1}
-    search |= {name: fields.pop(name) for name in ("warm_start", "first") if name in fields}
+    search |= {
+        name: fields.pop(name) for name in ("warm_start", "first", "constraints") if name in fields
+    }
     return Bench(folder, spec(search, **fields))
 
 
@@ -101,6 +103,25 @@ class TestSequences:
             search = {"space": GRID, "seed": seed}
             samples.append(Bench(tmp_path / str(seed), spec(search, limits={"trials": 10})).run())
         assert samples[0] != samples[1]
+
+
+class TestConstraints:
+    @pytest.mark.parametrize("method", ["grid", "random", "qmc", "tpe", "nsga2"])
+    def test_points_that_break_them_are_no_trials(self, tmp_path, method):
+        rules = ["optimizer.alpha < optimizer.lr"]  # 10 of 20 points keep it
+        b = bench(tmp_path, method, SMALL, 20, constraints=rules)
+        points = b.run(most=4)
+        b.start()
+        points += b.run()
+        assert all(point["optimizer.alpha"] < point["optimizer.lr"] for point in points)
+        assert len({tuple(point.items()) for point in points}) == len(points) == 10
+        assert [entry.state for entry in b.ledger.load()] == ["completed"] * 10
+        assert b.ends()
+
+    @pytest.mark.parametrize("method", ["random", "tpe", "cmaes"])
+    def test_a_search_has_all_the_trials_that_it_asks_for(self, tmp_path, method):
+        b = bench(tmp_path, method, TWO, 15, constraints=["optimizer.alpha < 100 * optimizer.lr"])
+        assert len(b.run(loss)) == 15
 
 
 class TestPointsThatComeFirst:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from eigensweep.protocol.ledger import TrialEntry
+from eigensweep.search_spaces.errors import ConstraintError
 from eigensweep.search_spaces.sections import LEARNING
 from eigensweep.search_spaces.sequences import draw_at_random, quasi_random
 from eigensweep.search_spaces.space import Point, Scalar
@@ -114,12 +115,14 @@ class Configurations:
                 yield point
 
     def _look_at(self, point: Point, draw: Draw | None) -> Found | None:
-        """Return a point with its configuration; None: one or the other was tried already."""
+        """Return a point with its configuration; None: it was tried, or a rule leaves it out."""
         if _key(point) in self._points:
             return None
         self._points.add(_key(point))
         try:
             config = self._spec.trial(point)
+        except ConstraintError:
+            return None
         except ValueError as refusal:
             return Found(point, draw, None, "", str(refusal))
         name = config.content_hash()
