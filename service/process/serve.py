@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -130,6 +130,7 @@ def serve(settings: Settings) -> None:
     for chatty in ("httpx2", "httpcore2", "alembic", "uvicorn"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     warn_of_unknown(os.environ, logger)
+    os.environ.update(_pass_by_proxies(os.environ))
     traces.set_up("service", traces.find_endpoint(settings.otlp_endpoint))
     with (
         suppress(_StoppedEarly),
@@ -197,6 +198,22 @@ def serve(settings: Settings) -> None:
         dispatcher.stop()
         if not stopping.is_set():
             raise LeadLostError(leadership.explain_loss())
+
+
+def _pass_by_proxies(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables with which no request to this machine goes through a proxy.
+
+    The clients of MLflow, of object stores and of traces read them, in all that the service starts.
+
+    >>> _pass_by_proxies({"NO_PROXY": "example.org"})["no_proxy"]
+    'example.org,127.0.0.1,localhost,::1'
+    """
+    given = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
+    if given.strip() == "*":  # every address; beside others it would mean nothing
+        return {}
+    names = [name for each in given.split(",") if (name := each.strip())]
+    names += [name for name in ("127.0.0.1", "localhost", "::1") if name not in names]
+    return dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join(names))
 
 
 def _watch_while_starting(leadership: Leadership, watch: Callable[[], None]) -> None:

@@ -152,7 +152,10 @@ class Mlflow:
             return f"MLflow's client cannot read {CREDENTIALS} ({kind}): mend or remove that file"
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         client = httpx2.Client(
-            headers=headers, auth=auth, timeout=PATIENCE_SECONDS, trust_env=False
+            headers=headers,
+            auth=auth,
+            timeout=PATIENCE_SECONDS,
+            trust_env=not is_loopback(urlsplit(self.uri).hostname or ""),  # a proxy leads away
         )
         url = f"{self.uri.rstrip('/')}{API}?max_results=1"
         try:

@@ -112,6 +112,20 @@ def test_a_page_of_a_proxy_is_no_mlflow(
     assert Mlflow(url, url, "theirs").find_problem() == words
 
 
+@pytest.mark.parametrize("name", ["http_proxy", "HTTP_PROXY"])
+def test_a_proxy_leads_to_others_and_not_to_this_machine(
+    url: str, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    for each in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(each, raising=False)
+    far = "http://mlflow.example.invalid"
+    assert Mlflow(far, far, "theirs").find_problem() is not None
+    monkeypatch.setenv(name, url)
+    assert Mlflow(far, far, "theirs").find_problem() is None
+    monkeypatch.setenv(name, "http://127.0.0.1:9")
+    assert Mlflow(url, url, "theirs").find_problem() is None
+
+
 def test_a_server_of_another_secret_cannot_be_used(url: str) -> None:
     found = [Mlflow(url, url, token).find_problem() for token in (None, "theirs", "ours")]
     assert found[1:] == [None, "it answers 401: it is the server of another secret"]

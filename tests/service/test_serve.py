@@ -48,6 +48,8 @@ class ServiceProcess:
             "EIGENSWEEP_PORT": str(port),
             "EIGENSWEEP_MLFLOW_PORT": str(mlflow_port),
             "EIGENSWEEP_CPUS": "2",
+            # A proxy that answers nothing, which no request to this machine may meet.
+            **dict.fromkeys(("http_proxy", "HTTP_PROXY", "ALL_PROXY"), "http://127.0.0.1:9"),
         }
         self.process: Any = None
 
@@ -186,6 +188,7 @@ class TestServe:
         assert ended["state"] == "completed", ended["error"]
         service.wait_for(here, lambda e: e["best"]["links"]["mlflow"])
         assert "MLflow ended" in service.log()
+        assert "trials wait for their own" not in service.log()
 
     def test_mlflow_answers_through_the_service_its_own_files_only(self, service):
         def answer(url: str, body: Any = None, **headers: str) -> tuple[int, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import stat
 import subprocess
 import sys
@@ -13,7 +14,13 @@ import pytest
 from eigensweep.store.checkpoints import Store
 from eigensweep.store.commits.curves import CurvePoint
 from eigensweep.store.places import durable_files
-from eigensweep.store.places.durable_files import StoreAwayError, disk_failure, hold_lock
+from eigensweep.store.places.durable_files import (
+    StorageError,
+    StoreAwayError,
+    disk_failure,
+    hold_lock,
+    write_whole,
+)
 from eigensweep.store.places.folder_files import FolderFiles
 
 HOLD = """
@@ -60,6 +67,20 @@ def test_a_file_system_that_gives_no_lock_is_nobodys_fault(tmp_path, monkeypatch
     with pytest.raises(StoreAwayError, match="cannot lock") as refused, hold_lock(tmp_path):
         pytest.fail("it is held")
     assert disk_failure(refused.value) is refused.value
+
+
+@pytest.mark.parametrize(
+    ("kind", "limit"), [(resource.RLIMIT_FSIZE, 100), (resource.RLIMIT_NOFILE, 1)]
+)
+def test_a_limit_of_the_process_is_no_trials_fault(tmp_path, kind, limit):
+    soft, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (limit, hard))
+    try:
+        with pytest.raises(StorageError, match="cannot write") as error:
+            write_whole(tmp_path / "file", b"x" * 101)
+    finally:
+        resource.setrlimit(kind, (soft, hard))
+    assert disk_failure(error.value) is error.value
 
 
 @pytest.mark.parametrize("own_disk", [True, False])

@@ -48,7 +48,7 @@ class SlowStartError(ClusterError):
     """Ray was not up in the time that it gives itself. Another try may do."""
 
 
-SLOW_START = "timed out during startup"
+SLOW_START = ("timed out during startup", "Timed out waiting for file")
 """So Ray says it, in an exception of no kind of its own."""
 
 
@@ -235,6 +235,7 @@ def _init(**settings: Any) -> dict[str, str]:
     try:
         return connect(**settings)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        _tell_slow_start(error)
         place = settings["address"]
         raise ClusterError(
             f"Ray at {place} cannot be used: {error}. On a cluster with tokens set RAY_AUTH_MODE "
@@ -243,8 +244,13 @@ def _init(**settings: Any) -> dict[str, str]:
             else f"Ray does not start: {error}"
         ) from error
     except Exception as error:
-        if SLOW_START not in str(error):
-            raise
+        _tell_slow_start(error)
+        raise
+
+
+def _tell_slow_start(error: Exception) -> None:
+    """Raise SlowStartError where Ray says that a part of it did not come up in time."""
+    if any(words in str(error) for words in SLOW_START):
         raise SlowStartError("Ray did not start in 30 s: the machine may be busy") from error
 
 

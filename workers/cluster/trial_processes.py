@@ -120,7 +120,7 @@ def _start_thin(raylet: psutil.Process) -> None:
     )
     address = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
     try:
-        with init_grpc_channel(address) as channel:
+        with init_grpc_channel(address, [("grpc.enable_http_proxy", 0)]) as channel:
             calls.NodeManagerServiceStub(channel).PrestartWorkers(request, timeout=ANSWER_SECONDS)
     except grpc.RpcError as error:
         logger.warning("no process was started ahead, trials wait for their own: %s", error)

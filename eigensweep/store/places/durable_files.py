@@ -26,6 +26,7 @@ DISK_ERRORS = frozenset(
 STORE_ERRORS = DISK_ERRORS | {
     *(errno.EACCES, errno.EPERM, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH),
     *(errno.ETIMEDOUT, errno.ENOLCK),
+    *(errno.EFBIG, errno.EMFILE, errno.ENFILE),  # limits of the process, of the machine
 }
 """The store, which all trials share, cannot be read or written."""
 
