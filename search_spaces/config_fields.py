@@ -34,14 +34,17 @@ def replace_fields(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dic
     {'betas': [0.9, 0.99]}
 
     Raises:
-        LookupError: if there is no such item.
+        ValueError: if there is no such item.
     """
     changed: dict[str, Any] = {}
     for field, value in changes.items():
         name, _, item = field.partition(".")
         if item:
-            items = list(changed.get(name, config[name]))
-            items[_read_place(items, item)] = value
+            try:
+                items = list(changed.get(name, config[name]))
+                items[_read_place(items, item)] = value
+            except (LookupError, TypeError):
+                raise ValueError(f"there is no '{field}'") from None
             changed[name] = items
         else:
             changed[name] = value

@@ -122,10 +122,14 @@ def say_more(count: int) -> str:
 def did_you_mean(name: str, available: Iterable[str]) -> str:
     """Return "; did you mean 'x'?" for the most similar of `available`, or an empty text.
 
-    >>> did_you_mean("scorn", ["lstm", "scornn"])
-    "; did you mean 'scornn'?"
+    A path that ends with the whole name comes before all others.
+
+    >>> did_you_mean("scorn", ["lstm", "scornn"]), did_you_mean("lr", ["task.l", "optimizer.lr"])
+    ("; did you mean 'scornn'?", "; did you mean 'optimizer.lr'?")
     """
-    near = get_close_matches(name[:LONGEST_SHOWN], list(available), n=1, cutoff=0.6)
+    known = list(available)
+    near = [whole for whole in known if whole.endswith(f".{name}")]
+    near += get_close_matches(name[:LONGEST_SHOWN], known, n=1, cutoff=0.6)
     return f"; did you mean '{near[0]}'?" if near else ""
 
 

@@ -313,7 +313,7 @@ class ExperimentSpec(Strict):
     def trial_count(self) -> int | None:
         """Return the largest number of points that run, None if only time ends the search."""
         drawn = None if self.search.method == "grid" else self.search.trials
-        bounds = [self.space().count(), drawn, self.limits.trials]
+        bounds = [self._size, drawn, self.limits.trials]
         return min((bound for bound in bounds if bound is not None), default=None)
 
     @property
@@ -348,6 +348,16 @@ class ExperimentSpec(Strict):
             self._check_constraints(point, config)
             return config
         raise InvalidPointError(f"arms.{point.arm}", message, got=dict(point.params))
+
+    def keeps(self, point: Point) -> bool:
+        """Tell whether a point keeps `search.constraints`."""
+        try:
+            self.trial(point)
+        except ConstraintError:
+            return False
+        except InvalidPointError:
+            pass  # it breaks another rule
+        return True
 
     def _check_constraints(self, point: Point, config: TrialConfig) -> None:
         fields = {each: vars(getattr(config, each)) for each in SEARCHED if self._constraints}
@@ -411,6 +421,15 @@ class ExperimentSpec(Strict):
         if self.scheduler.rung_every is not None:
             return -(-self.scheduler.rung_every // every) * every
         return max(1, round(steps / every / RUNGS)) * every
+
+    @cached_property
+    def _size(self) -> int | None:
+        """Number of points; where there are few, only of those that keep `search.constraints`."""
+        space = self.space()
+        size = space.count()
+        if self.search.constraints and size is not None and size <= SAMPLE:
+            return sum(map(self.keeps, space))
+        return size
 
     @cached_property
     def _constraints(self) -> list[Constraint]:

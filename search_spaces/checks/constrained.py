@@ -15,7 +15,6 @@ from eigensweep.search_spaces.errors import (
     shorten,
 )
 from eigensweep.search_spaces.sections import SEARCHED
-from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 
 
@@ -50,7 +49,7 @@ def find_constraint_errors(spec: ExperimentSpec) -> Iterator[SpecError]:
 def count_kept(spec: ExperimentSpec) -> tuple[int, int]:
     """Return how many points were tried, all of a small space, and how many keep the rules."""
     points = list(spec.sample(spec.space()))
-    return len(points), sum(_keeps(spec, point) for point in points)
+    return len(points), sum(map(spec.keeps, points))
 
 
 def _find_unknown(spec: ExperimentSpec) -> Iterator[SpecError]:
@@ -63,22 +62,10 @@ def _find_unknown(spec: ExperimentSpec) -> Iterator[SpecError]:
     for index, text in enumerate(spec.search.constraints):
         for path in Constraint(text).paths:
             if path not in known:
-                meant = [whole for whole in known if whole.endswith(f".{path}")]
                 yield UnknownParameterError(
                     f"search.constraints.{index}",
-                    f"no arm has a field '{shorten(path)}'"
-                    f"{did_you_mean(meant[0] if meant else path, known)}",
+                    f"no arm has a field '{shorten(path)}'{did_you_mean(path, known)}",
                     expected="fields of the spec, by dotted path",
                     got=shorten(path),
                     available=list(known),
                 )
-
-
-def _keeps(spec: ExperimentSpec, point: Point) -> bool:
-    try:
-        spec.trial(point)
-    except ConstraintError:
-        return False
-    except InvalidPointError:
-        pass
-    return True

@@ -71,12 +71,11 @@ def _unknown_parameter(
     everything = {s: [f"{s}.{f}" for f in list_fields(each)] for s, each in sections.items()}
     if section not in sections:
         known = [known for paths in everything.values() for known in paths]
-        meant = [whole for whole in known if whole.endswith(f".{path}")]
         return UnknownParameterError(
             place,
             "a parameter's path begins with "
             f"{', '.join(f'{s}.' for s in sections)}; '{shorten(path)}' does not"
-            f"{did_you_mean(meant[0] if meant else path, known)}",
+            f"{did_you_mean(path, known)}",
             expected="section.field",
             got=shorten(path),
             available=list(sections),

@@ -37,13 +37,13 @@ def list_warnings(spec: ExperimentSpec) -> list[str]:
 
 def _warn_of_few_points(spec: ExperimentSpec) -> Iterator[str]:
     """Yield that the space has fewer points than the search is to try; grid says so elsewhere."""
-    size, asked = spec.space().count(), spec.search.trials
-    if size is None or asked is None or spec.search.method == "grid":
+    most, asked = spec.trial_count(), spec.search.trials
+    if most is None or asked is None or spec.search.method == "grid":
         return
-    if size < min(asked, spec.limits.trials or asked):
+    if most < min(asked, spec.limits.trials or asked):
         yield (
-            f"The space has {say_count(size, 'point')}, so the search ends after "
-            f"{say_count(size, 'trial')}; 'search.trials' is {asked:,}"
+            f"The space has {say_count(most, 'point')}, so the search ends after "
+            f"{say_count(most, 'trial')}; 'search.trials' is {asked:,}"
         )
 
 

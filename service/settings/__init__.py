@@ -151,11 +151,12 @@ class Mlflow:
             kind = type(error).__name__  # the error itself may tell the password
             return f"MLflow's client cannot read {CREDENTIALS} ({kind}): mend or remove that file"
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        # As MLflow's client: through a proxy of the environment, but not to this machine.
         client = httpx2.Client(
             headers=headers,
             auth=auth,
             timeout=PATIENCE_SECONDS,
-            trust_env=not is_loopback(urlsplit(self.uri).hostname or ""),  # a proxy leads away
+            trust_env=not is_loopback(urlsplit(self.uri).hostname or ""),
         )
         url = f"{self.uri.rstrip('/')}{API}?max_results=1"
         try:

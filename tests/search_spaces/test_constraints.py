@@ -87,6 +87,7 @@ def test_points_that_break_a_rule_are_told_before():
     spec = make(ORDERED)
     check_spec(spec)
     found = preview(spec)
+    assert (found.points, found.trials) == (9, 6)
     assert found.search.words == [
         "6 of 9 points that were tried keep 'search.constraints'; the others are left out"
     ]
