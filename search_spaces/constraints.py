@@ -68,10 +68,10 @@ class Constraint:
         try:
             tree = ast.parse(WORD.sub(replace, text).strip(), mode="eval").body
         except (SyntaxError, ValueError, MemoryError, RecursionError):
-            raise ValueError(f"{text!r} is no rule; {EXPECTED}") from None
+            raise ValueError(EXPECTED) from None
         self._tree, self._paths = tree, {name: path for path, name in paths.items()}
         if not paths or not _is_rule(tree):
-            raise ValueError(f"{text!r} is no rule; {EXPECTED}")
+            raise ValueError(EXPECTED)
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from posixpath import normpath
 
-from eigensweep.search_spaces.checks.constrained import find_constraint_errors
+from eigensweep.search_spaces.checks.constrained import find_empty_arms, find_unknown_fields
 from eigensweep.search_spaces.checks.first_points import find_first_errors, find_invalid_first
 from eigensweep.search_spaces.checks.fitting import find_misfits, place_of
 from eigensweep.search_spaces.checks.memory import list_extremes
@@ -85,7 +85,7 @@ def find_errors(
         errors += find_unread_settings(spec.scheduler)
     if not conditions and not lacking.touch("space", "search", "limits"):
         found = [*find_method_errors(spec), *_check_bounds(spec), *find_racing_errors(spec)]
-        found += find_first_errors(spec)
+        found += [*find_first_errors(spec), *find_unknown_fields(spec)]
         if spec.scheduler.name == "pbt" and not lacking.touch("training", "task"):
             found += find_population_errors(spec)
         told = {each.path for each in errors}
@@ -98,7 +98,7 @@ def find_errors(
     errors += _check_extremes(spec, lacking, errors)
     if errors or lacking:
         return errors
-    return list(find_constraint_errors(spec)) or list(find_invalid_first(spec))
+    return list(find_empty_arms(spec)) or list(find_invalid_first(spec))
 
 
 def _check_names(spec: ExperimentSpec, lacking: Places) -> Iterator[SpecError]:

@@ -18,17 +18,32 @@ from eigensweep.search_spaces.sections import SEARCHED
 from eigensweep.search_spaces.spec import ExperimentSpec
 
 
-def find_constraint_errors(spec: ExperimentSpec) -> Iterator[SpecError]:
-    """Yield the rules that read what no arm has, or if there are none, the arms without a point.
+def find_unknown_fields(spec: ExperimentSpec) -> Iterator[SpecError]:
+    """Yield the rules that read a field which no arm has."""
+    known: dict[str, None] = {}
+    for arm in spec.arms_:
+        sections = arm.model, arm.optimizer, spec.task, spec.training
+        for section, config in zip(SEARCHED, sections, strict=True):
+            assert config is not None
+            known |= {f"{section}.{field}": None for field in list_fields(config)}
+    for index, text in enumerate(spec.search.constraints):
+        for path in Constraint(text).paths:
+            if path not in known:
+                yield UnknownParameterError(
+                    f"search.constraints.{index}",
+                    f"no arm has a field '{shorten(path)}'{did_you_mean(path, known)}",
+                    expected="fields of the spec, by dotted path",
+                    got=shorten(path),
+                    available=list(known),
+                )
 
-    All else in the spec is right.
-    """
+
+def find_empty_arms(spec: ExperimentSpec) -> Iterator[SpecError]:
+    """Yield the arms in which no point keeps the rules; all else in the spec is right."""
     if not spec.search.constraints:
         return
-    unknown = list(_find_unknown(spec))
-    yield from unknown
     space = spec.space()
-    for arm in () if unknown else space.arms:
+    for arm in space.arms:
         tried, first = 0, None
         for point in spec.corners(space, arm):
             try:
@@ -50,22 +65,3 @@ def count_kept(spec: ExperimentSpec) -> tuple[int, int]:
     """Return how many points were tried, all of a small space, and how many keep the rules."""
     points = list(spec.sample(spec.space()))
     return len(points), sum(map(spec.keeps, points))
-
-
-def _find_unknown(spec: ExperimentSpec) -> Iterator[SpecError]:
-    known: dict[str, None] = {}
-    for arm in spec.arms_:
-        sections = arm.model, arm.optimizer, spec.task, spec.training
-        for section, config in zip(SEARCHED, sections, strict=True):
-            assert config is not None
-            known |= {f"{section}.{field}": None for field in list_fields(config)}
-    for index, text in enumerate(spec.search.constraints):
-        for path in Constraint(text).paths:
-            if path not in known:
-                yield UnknownParameterError(
-                    f"search.constraints.{index}",
-                    f"no arm has a field '{shorten(path)}'{did_you_mean(path, known)}",
-                    expected="fields of the spec, by dotted path",
-                    got=shorten(path),
-                    available=list(known),
-                )

@@ -8,7 +8,12 @@ from eigensweep.search_spaces.checks.checks import check_spec
 from eigensweep.search_spaces.checks.extension import describe_extension
 from eigensweep.search_spaces.checks.preview import preview
 from eigensweep.search_spaces.constraints import Constraint
-from eigensweep.search_spaces.errors import ConstraintError, SpecError, UnknownParameterError
+from eigensweep.search_spaces.errors import (
+    ConstraintError,
+    SeveralErrors,
+    SpecError,
+    UnknownParameterError,
+)
 from eigensweep.search_spaces.spec import ExperimentSpec
 
 CONFIG = {
@@ -107,6 +112,8 @@ def test_the_defaults_that_follow_from_others_are_filled_in():
 def test_a_field_that_no_arm_has_is_told(rule, meant):
     with pytest.raises(UnknownParameterError, match=rf"constraints.1: .*mean '{meant}'"):
         check_spec(make(ORDERED, rule))
+    with pytest.raises(SeveralErrors, match=rf"(?s)betas.7.*constraints.0: .*mean '{meant}'"):
+        check_spec(make(rule, space={"optimizer.betas.7": [0.5]}))
 
 
 def test_sizes_are_known_where_no_extreme_point_is_left():
