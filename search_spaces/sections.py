@@ -150,7 +150,8 @@ class SearchConfig(Strict):
         [],
         max_length=20,
         description="Ids of finished experiments. The sampler first learns from their trials "
-        "whose configuration is a point of this space. For methods that learn",
+        "whose configuration is a point of this space; `tpe` also from those that were stopped "
+        "early. For methods that learn",
     )
     constraints: list[Rule] = Field(
         [],

@@ -305,7 +305,10 @@ class ResultLedger(Protocol):
         """Return the longest `completed` result of the same with a budget below `steps`, if any."""
 
     def load_earlier(self, experiments: Sequence[str]) -> list[tuple[Source, TrialEntry]]:
-        """Return the trials of other experiments that ended with a value, or diverged."""
+        """Return the trials of other experiments that completed, diverged or were stopped early.
+
+        Those that were stopped early come with their reports.
+        """
 
 
 class CourseLedger(Protocol):

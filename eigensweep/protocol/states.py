@@ -46,7 +46,7 @@ Action = Literal[
 
 OPEN_TRIALS: Final[tuple[OpenTrialState, ...]] = get_args(OpenTrialState)
 OUTCOMES: Final[frozenset[str]] = frozenset(get_args(Outcome))
-INSTRUCTIVE: Final[frozenset[str]] = RANKED | {"diverged"}
+INSTRUCTIVE: Final[frozenset[str]] = RANKED | {"diverged", "pruned"}
 """The outcomes that tell a later search something about a configuration."""
 
 UNTRAINED: Final[frozenset[str]] = frozenset({"failed", "stalled"})

@@ -1,7 +1,8 @@
-"""Which finished trials of earlier experiments tell a search something: the same training.
+"""Which trials of earlier experiments tell a search something: those of the same training.
 
 A sampler compares values, so an earlier trial counts only where this experiment would train the
-very same configuration at some point of its space, to the same budget. Seeds may differ.
+very same configuration at some point of its space, to the same budget. Seeds may differ. Trials
+that were stopped early count where the method learns from such trials.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 from eigensweep.search_spaces.config_fields import read_field
 from eigensweep.search_spaces.errors import InvalidPointError
 from eigensweep.search_spaces.parameters import Parameter
+from eigensweep.search_spaces.sections import JOINT
 from eigensweep.search_spaces.space import Point, Scalar, Space
 from eigensweep.search_spaces.spec import ExperimentSpec
 
@@ -20,6 +22,7 @@ OTHER_METRIC = "were ranked by another metric"
 OTHER_MODEL = "trained a model that no arm has"
 OTHER_BUDGET = "trained another number of steps"
 OTHER_CODE = "were trained by other code of the package that brings the task or the model"
+STOPPED = "were stopped early, from which only tpe with one objective learns"
 OUTSIDE = "lie outside of the space, or differ in what it does not vary"
 
 
@@ -29,12 +32,16 @@ def find_point(
     params: Mapping[str, Scalar],
     config: Mapping[str, Any],
     hash: str,
+    *,
+    pruned: bool,
 ) -> Point | str:
     """Return the point of a spec and its space at which an earlier trial lies, or why none is.
 
     The earlier trial has the resolved `config`, its content `hash`, and was at `params` of its own
-    space.
+    space. `pruned` says that a scheduler stopped it.
     """
+    if pruned and (spec.search.method in JOINT or spec.objective.against):
+        return STOPPED
     if config["task"]["name"] != spec.task.name:
         return OTHER_TASK
     if config["objective"]["metric"] != spec.objective_metric.name:

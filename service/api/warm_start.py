@@ -45,7 +45,14 @@ def _count(record: Record, spec: ExperimentSpec, space: Space, place: str, id: s
         )
     reasons: Counter[str] = Counter()
     for _, entry in load_earlier(record, [id]):
-        found = find_point(spec, space, entry.params, entry.config, entry.config_hash)
+        found = find_point(
+            spec,
+            space,
+            entry.params,
+            entry.config,
+            entry.config_hash,
+            pruned=entry.state == "pruned",
+        )
         reasons["" if isinstance(found, Point) else found] += 1
     count = reasons.pop("", 0)
     if not count:

@@ -81,12 +81,17 @@ class TestWarmStart:
             return f"{problem['path']}: {problem['message']}"
 
         assert f"experiment {id} is running; a search starts from" in say()
+        ledger.open(2, point.arm, point.params, content, config.content_hash())
+        ledger.finish(2, ledger.begin(2), "pruned", Result(value=0.9, step=50))
         ledger.end("completed")
-        seen = client.post("/v1/experiments/preview", json=spec(search=search)).json()
+        nsga2 = spec(search=search | {"method": "nsga2"})
+        seen = client.post("/v1/experiments/preview", json=nsga2).json()
         assert seen["search"]["warm_start"] == {id: 2}
+        seen = client.post("/v1/experiments/preview", json=spec(search=search)).json()
+        assert seen["search"]["warm_start"] == {id: 3}
         adding = {"name": "adding", "length": 20, "batch_size": 4}
-        assert "2 learned another task" in say(task=adding)
-        assert "2 trained another number of steps" in say(
+        assert "3 learned another task" in say(task=adding)
+        assert "3 trained another number of steps" in say(
             training={"steps": 50, "evaluate_every": 10}
         )
         assert "search.warm_start.0: " in say(search=search | {"warm_start": ["0nothing"]})

@@ -99,7 +99,7 @@ class Subject:
 @pytest.fixture(params=["file", "sqlite", "postgresql"])
 def subject(request: pytest.FixtureRequest, tmp_path: Path, spec: Any) -> Subject:
     if request.param == "file":
-        return Subject(FileLedger(tmp_path / "ledger.json"))
+        return Subject(FileLedger(tmp_path / "e1.json"))
     url = request.getfixturevalue("url" if request.param == "sqlite" else "postgresql_url")
     return Subject(post_and_claim(Record(url), spec()))
 
@@ -354,6 +354,22 @@ class TestEveryLedger:
         ledger.report(0, 1, 10, {"loss": 0.1}, None)
         (entry,) = ledger.load()
         assert (entry.reports, entry.place) == ({10: {"loss": 0.5}}, PLACE)
+
+    def test_a_later_search_learns_from_ends_that_tell_something(self, ledger):
+        outcomes = ["completed", "pruned", "diverged", "failed", "stalled", "pruned", "cancelled"]
+        for number, outcome in enumerate([*outcomes, None]):
+            ledger.open(number, "scornn", {}, CONFIG, f"abc{number}")
+            attempt = ledger.begin(number)
+            ledger.report(number, attempt, 10, {"objective": number / 4}, PLACE)
+            if outcome is not None:
+                ledger.finish(number, attempt, outcome, RESULT)
+        found = ledger.load_earlier([ledger.experiment_id])
+        assert [source.number for source, _ in found] == [0, 1, 2, 5]
+        assert {source.experiment for source, _ in found} == {ledger.experiment_id}
+        entries = [entry for _, entry in found]
+        assert [entry.state for entry in entries] == ["completed", "pruned", "diverged", "pruned"]
+        pruned = [entry.reports for entry in entries if entry.state == "pruned"]
+        assert pruned == [{10: {"objective": 0.25}}, {10: {"objective": 1.25}}]
 
     def test_what_a_person_wants_reaches_the_driver(self, subject):
         assert subject.ledger.intent() == "run"

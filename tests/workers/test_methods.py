@@ -372,3 +372,25 @@ class TestWarmStart:
     )
     def test_only_the_same_training_counts(self, tmp_path, earlier, known):
         assert self.count_told(self.start(tmp_path, "tpe", 3, **earlier)) == known
+
+    @pytest.mark.parametrize(("method", "known"), [("tpe", 12), ("gp", 4), ("nsga2", 4)])
+    def test_of_trials_stopped_early_tpe_learns_the_reports(self, tmp_path, method, known):
+        before = Bench(tmp_path, spec({"method": "random", "trials": 12, "space": TWO}))
+        while (job := before.ask()) is not None:
+            number = job.entry.number
+            before.sweep.begin(number, job.attempt)
+            for step in (5, 10):
+                before.sweep.report(number, step, {"objective": number + step}, None)
+            how = "pruned" if number % 3 else "completed"
+            before.sweep.end(number, how, Result(value=float(number), step=20))
+        (tmp_path / "ledger.json").rename(tmp_path / "e0.json")
+        b = bench(tmp_path, method, TWO, 3, warm_start=["e0"])
+        told = b.study.trials()
+        assert len(told) == known
+        assert {t.state.name for t in told} == (
+            {"PRUNED", "COMPLETE"} if known > 4 else {"COMPLETE"}
+        )
+        for number, trial in enumerate(told):
+            if trial.state.name == "PRUNED":
+                assert trial.intermediate_values == {5: number + 5, 10: number + 10}
+        assert len(b.run(loss)) == 3

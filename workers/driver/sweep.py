@@ -488,7 +488,12 @@ class Sweep:
             return
         for _, entry in self.ledger.load_earlier(self.spec.search.warm_start):
             point = find_point(
-                self.spec, self._configurations.space, entry.params, entry.config, entry.config_hash
+                self.spec,
+                self._configurations.space,
+                entry.params,
+                entry.config,
+                entry.config_hash,
+                pruned=entry.state == "pruned",
             )
             if isinstance(point, Point):
                 yield entry, point

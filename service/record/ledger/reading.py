@@ -60,12 +60,8 @@ class TrialReads(LedgerPart):
         if not trials:
             return []
         last = trials[-1].number
-        reports: dict[int, dict[int, Metrics]] = {}
-        of_these = select(ReportRow).where(
-            ReportRow.experiment_id == self.experiment_id, ReportRow.number.between(first, last)
-        )
-        for report in session.scalars(of_these.order_by(ReportRow.number, ReportRow.step)):
-            reports.setdefault(report.number, {})[report.step] = report.metrics
+        of_these = ReportRow.number.between(first, last)
+        reports = _load_reports(session, self.experiment_id, of_these)
         tried = select(AttemptRow).where(
             AttemptRow.experiment_id == self.experiment_id, AttemptRow.number.between(first, last)
         )
@@ -145,17 +141,31 @@ class TrialReads(LedgerPart):
 def load_earlier(
     record: database.HasUrl, session: Session, experiments: Sequence[str]
 ) -> list[tuple[Source, TrialEntry]]:
-    """Return the trials of some experiments that ended with a value, or diverged."""
-    ended = TrialRow.experiment_id.in_(experiments), TrialRow.state.in_(INSTRUCTIVE)
-    query = (
-        select(TrialRow)
-        .where(*ended, TrialRow.lineage.is_(None))
-        .order_by(TrialRow.experiment_id, TrialRow.number)
-    )
-    return [
-        (Source(trial.experiment_id, trial.number, trial.run_id), _entry(trial, {}, None))
-        for trial in session.scalars(query)
-    ]
+    """Return the trials of some experiments that completed, diverged or were stopped early.
+
+    Those that were stopped early come with their reports.
+    """
+    found = []
+    for id in sorted(set(experiments)):
+        mine = TrialRow.experiment_id == id, TrialRow.lineage.is_(None)
+        ended = select(TrialRow).where(*mine, TrialRow.state.in_(INSTRUCTIVE))
+        pruned = select(TrialRow.number).where(*mine, TrialRow.state == "pruned")
+        reports = _load_reports(session, id, ReportRow.number.in_(pruned))
+        for trial in session.scalars(ended.order_by(TrialRow.number)):
+            source = Source(id, trial.number, trial.run_id)
+            found.append((source, _entry(trial, reports.get(trial.number, {}), None)))
+    return found
+
+
+def _load_reports(
+    session: Session, experiment: str, which: ColumnElement[bool]
+) -> dict[int, dict[int, Metrics]]:
+    """Return what some trials of an experiment reported, by trial and step."""
+    mine = select(ReportRow).where(ReportRow.experiment_id == experiment, which)
+    found: dict[int, dict[int, Metrics]] = {}
+    for report in session.scalars(mine.order_by(ReportRow.number, ReportRow.step)):
+        found.setdefault(report.number, {})[report.step] = report.metrics
+    return found
 
 
 def _is_by_its_code(trial: TrialRow) -> bool:
