@@ -63,6 +63,7 @@ def run(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("words", ["--help", "list --help", "--version", "list", "models"])
+@pytest.mark.quick_cases(2)
 def test_the_command_line_works(begin: str, address: str, words: str) -> None:
     done = run(begin + MAIN.format(words=words.split()), EIGENSWEEP_URL=address)
     assert (done.returncode, done.stderr) == (0, "")

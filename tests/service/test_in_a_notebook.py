@@ -145,6 +145,7 @@ class TestPlot:
             direct.submit(SPEC).plot()
 
     @pytest.mark.parametrize(("name", "begin"), [("a.pdf", b"%PDF"), ("a.svg", b"<?xml")])
+    @pytest.mark.quick_cases(1)
     def test_the_command_writes_a_file(self, experiment, command, tmp_path, name, begin):
         done = command("plot", experiment.id, "--out", str(tmp_path / name))
 

@@ -168,7 +168,7 @@ DAMAGES: dict[str, Callable[[Store], None]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(2)
 def test_a_trial_ends_with_the_same_numbers_whatever_is_damaged(
     storage: str, store: Store, name: str, undisturbed: Any
 ) -> None:

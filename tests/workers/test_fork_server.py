@@ -161,6 +161,7 @@ def has_ended(process: psutil.Process) -> bool:
 
 class TestTraining:
     @pytest.mark.parametrize("threads", [1, 2])
+    @pytest.mark.quick_cases(1)
     def test_gives_the_same_numbers_as_in_a_process_of_its_own(
         self, start, order, tmp_path, monkeypatch, threads
     ):

@@ -91,7 +91,7 @@ def score_without_host(program, split="valid"):
 
 
 @pytest.mark.parametrize(("name", "fields"), VARIANTS)
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(2)
 def test_no_step_of_any_model_asks_the_device_or_the_host(name, fields):
     program = make_program(config_of({"name": name, **fields}))
     step_without_host(program)
