@@ -14,10 +14,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 from engines import Clock
 from file_ledger import FileLedger
 from helpers import s3
 from s3fs import S3FileSystem
+from s3fs.errors import translate_boto_error
 from sweeps import spec
 
 from eigensweep.protocol.messages import DriverOptions, Report
@@ -196,6 +198,19 @@ class TestMissingKeys:
         with pytest.raises(StoreKeysError, match="has no keys that open s3://lab") as error:
             store.files.read("e1/x")
         assert disk_failure(error.value) is error.value
+
+    def test_a_clock_that_is_wrong_is_told_as_that(self, url, monkeypatch):
+        store = Store(url)
+
+        def refuse(*given: Any, **named: Any) -> None:
+            about = {"Code": "RequestTimeTooSkewed", "Message": "The difference is too large"}
+            answer = {"Error": about, "ResponseMetadata": {"HTTPStatusCode": 403}}
+            raise translate_boto_error(ClientError(answer, "GetObject"))
+
+        monkeypatch.setattr(store.files._library, "cat_file", refuse)
+        with pytest.raises(StoreKeysError, match=r"has a clock that is far from") as error:
+            store.files.read("e1/x")
+        assert "AWS_ACCESS_KEY_ID" not in str(error.value)
 
 
 class TestTheWatch:

@@ -51,6 +51,9 @@ KEY_CODES: Final = frozenset(
 )
 """What an object store answers whom it lets in no more, beside what becomes a PermissionError."""
 
+SKEWED: Final = "RequestTimeTooSkewed"
+"""What S3 answers to a request whose time is far from its own."""
+
 BLOCK: Final = 4 * 1024 * 1024
 """Bytes that one request fetches of an object that is read piece by piece."""
 
@@ -158,12 +161,14 @@ class ObjectFiles:
         # An administrator may bring keys at any time; the library would go on without them.
         if (library := self.__dict__.pop("_library", None)) is not None:
             type(library).clear_instance_cache()
-        raise StoreKeysError(
-            f"{words.rstrip('.')}. Node {platform.node()} has no keys that open "
-            f"{self._scheme}://{self._root.partition('/')[0]}: {KEYS[self._scheme]}, on this node "
-            "and on every other one. Ray's processes there see variables that were set before Ray "
-            "started"
-        ) from error
+        what = (
+            f"has no keys that open {self._scheme}://{self._root.partition('/')[0]}: "
+            f"{KEYS[self._scheme]}, on this node and on every other one. Ray's processes there "
+            "see variables that were set before Ray started"
+        )
+        if any(_find_code(each) == SKEWED for each in _causes(error)):
+            what = "has a clock that is far from the object store's: set it by NTP"
+        raise StoreKeysError(f"{words.rstrip('.')}. Node {platform.node()} {what}") from error
 
     def _ask(self, act: str, path: str, name: str, *given: Any, **named: Any) -> Any:
         """Return what a method of the library does with an object.
