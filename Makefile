@@ -17,7 +17,9 @@ unexport PYTHONDONTWRITEBYTECODE
 # Folders of packages of which no program here imports much: they are not compiled ahead.
 RARE := tests? _tests testing moto rllib serve databricks _inductor ao onnx devtools mypyc? networkx \
   schemathesis hypothesis lexers physics combinatorics table_grapheme_overrides _vendor gunicorn git \
-  pyasn1_modules distutils docker virtualenv distlib identify elastic pipelining llm _bidi
+  pyasn1_modules distutils docker virtualenv distlib identify elastic pipelining llm _bidi \
+  sympy mpmath _dynamo _functorch distributed torchgen ttLib varLib signal semconv linear_model \
+  ensemble setuptools pip
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@test -d eigensweep/models/ || { echo "eigensweep/models is not a link to the folder models/: this copy was made without symbolic links. Use 'git clone' (on Windows: in WSL) in place of a zip file."; exit 1; }
