@@ -61,6 +61,8 @@ class MlflowServer:
         """Size of the log when the server was started last."""
         self._said = ""
         self._looks_left, self._look_at = 0, 0.0
+        self._database: int | None = None
+        """The inode of the database with which the server answers; None before it has."""
 
     def start(self) -> None:
         """Start the server; it answers some seconds later."""
@@ -73,6 +75,7 @@ class MlflowServer:
             "MLFLOW_BACKEND_STORE_URI": f"sqlite:///{self._folder / 'mlflow.db'}",
         }
         self._looks_left, self._look_at = 0, time.monotonic() + LOOK_SECONDS
+        self._database = None
         with self.log.open("ab") as log:
             self._log_begins = log.tell()
             self._process = subprocess.Popen(
@@ -111,11 +114,21 @@ class MlflowServer:
     def _end_if_silent(self, problem: str | None) -> None:
         if problem is None:
             self._looks_left = LOOKS
+            self._end_if_replaced()
         elif self._looks_left:
             self._looks_left -= 1
             if not self._looks_left:
                 logger.warning("MLflow has been silent for long, ending it: %s", problem)
                 self._signal(signal.SIGKILL)
+
+    def _end_if_replaced(self) -> None:
+        """End a server whose database was removed or replaced: it would fail at every write."""
+        file = self._folder / "mlflow.db"
+        now = file.stat().st_ino if file.exists() else -1
+        if self._database not in (None, now):
+            logger.warning("MLflow's database is another file, starting MLflow again file=%s", file)
+            self._signal(signal.SIGKILL)
+        self._database = now
 
     def explain_end(self) -> str:
         """Return what the server said before it was started again; no words if it never was."""

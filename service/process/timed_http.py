@@ -19,6 +19,17 @@ LATE: Final = (
 )
 
 
+def choose_most(files: int) -> int:
+    """Return how many connections may be open where a process may open so many files.
+
+    The rest is for all else.
+
+    >>> [choose_most(files) for files in (64, 256, 1024, 1_000_000)]
+    [16, 192, 768, 10000]
+    """
+    return max(8, min(files * 3 // 4, files - 48, 10_000))
+
+
 class TimedHttp(H11Protocol):
     """Closes connections whose request does not come whole, or whose answer is not read, in time.
 
@@ -32,8 +43,7 @@ class TimedHttp(H11Protocol):
     """From then on until its body is whole."""
     answer_seconds = 60.0
     """How long a client may read nothing while an answer waits for it."""
-    most_connections = max(64, min(resource.getrlimit(resource.RLIMIT_NOFILE)[0] * 3 // 4, 10_000))
-    """The rest of the files that a process may open is for all else."""
+    most_connections = choose_most(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._state: object = None

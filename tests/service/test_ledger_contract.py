@@ -53,6 +53,7 @@ WRITES: dict[str, tuple[Any, ...]] = {
     "set_run": ("run7", "1"),
     "set_tracked": (),
     "set_delivered": ({0: "run7"}, "1", [0]),
+    "forget_delivery": (),
     "record_phase": ("running",),
     "record_demand": (Demand(3),),
     "record_notices": ([Notice("disk", "full")],),
@@ -477,6 +478,15 @@ class TestEveryLedger:
         found = ledger.resume_state()
         assert (found.edition, found.is_closed) == (0, False)
         assert 0 <= found.spent_seconds < 1000
+
+    def test_what_mlflow_has_lost_is_to_be_delivered_again(self, ledger):
+        for number in range(3):
+            ledger.open(number, "scornn", {}, CONFIG, "abc")
+        ledger.set_delivered({0: "run7", 2: "run9"}, "1", [0, 2])
+        assert [entry.tracked for entry in ledger.load()] == [True, False, True]
+        assert ledger.forget_delivery()
+        assert [entry.tracked for entry in ledger.load()] == [False, False, False]
+        assert ledger.load()[0].run_id == "run7"
 
     def test_the_run_of_the_experiment_is_known_once_it_is_set(self, ledger):
         assert ledger.experiment_run() is None

@@ -45,6 +45,35 @@ def test_what_it_said_at_its_end_is_told_where_it_is_silent(tmp_path: Path) -> N
         server.stop()
 
 
+def test_one_whose_database_is_another_file_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(mlflow_server, "LOOK_SECONDS", 0.0)
+    server = MlflowServer(tmp_path / "mlflow", 5000)
+    database = tmp_path / "mlflow" / "mlflow.db"
+    database.touch()
+    server.start()
+    first = server._process
+    assert first is not None
+    try:
+        for _ in range(3):
+            server.watch(lambda: None)
+        assert first.poll() is None
+        database.unlink()
+        wait_until(lambda: server.watch(lambda: None) or server._process is not first)
+        second = server._process
+        assert second is not None
+        for _ in range(3):
+            server.watch(lambda: None)
+        assert (server._process, second.poll()) == (second, None)
+    finally:
+        server.stop()
+
+
 def test_one_that_hangs_is_started_again_once_it_had_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
+import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ import pytest
 from anyio import to_thread
 from helpers.waiting import PATIENCE, wait_until
 from sqlalchemy import make_url
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, OperationalError
 
 from eigensweep.service.api.routes import health
 from eigensweep.service.process.serve import THREADS
@@ -91,6 +94,28 @@ class TestAFolderThatTakesNoFile:
         assert not list(tmp_path.iterdir())
         assert explain_unwritable(tmp_path / "made when it is needed") is None
         assert "nothing can be written to /sys" in str(explain_unwritable(Path("/sys")))
+
+    def test_room_for_an_empty_file_is_not_enough(self, tmp_path):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+        try:
+            assert str(explain_unwritable(tmp_path)).endswith("File too large")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    def test_where_the_record_is_full_a_post_says_so(self, client, record, spec, monkeypatch):
+        with closing(sqlite3.connect(":memory:")) as small:
+            small.execute("PRAGMA max_page_count = 1")
+            with pytest.raises(sqlite3.OperationalError) as full:
+                small.execute("CREATE TABLE runs (id)")
+
+        def fail(*_: Any, **__: Any) -> None:
+            raise OperationalError("INSERT", {}, full.value)
+
+        monkeypatch.setattr(type(record), "add", fail)
+        answer = client.post("/v1/experiments", json=spec())
+        assert answer.status_code == 503
+        assert "the record has no room on its disk; nothing was changed" in answer.json()["detail"]
 
 
 class TestALookThatHangs:

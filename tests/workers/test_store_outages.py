@@ -199,16 +199,22 @@ class TestMissingKeys:
             store.files.read("e1/x")
         assert disk_failure(error.value) is error.value
 
-    def test_a_clock_that_is_wrong_is_told_as_that(self, url, monkeypatch):
+    @pytest.mark.parametrize(
+        ("about", "words"),
+        [
+            ({"Code": "RequestTimeTooSkewed"}, "has a clock that is far from"),
+            ({}, "something else than S3 answers, with status 403. Is there a proxy"),
+        ],
+    )
+    def test_a_wrong_clock_and_a_proxy_are_told_as_that(self, url, monkeypatch, about, words):
         store = Store(url)
 
         def refuse(*given: Any, **named: Any) -> None:
-            about = {"Code": "RequestTimeTooSkewed", "Message": "The difference is too large"}
             answer = {"Error": about, "ResponseMetadata": {"HTTPStatusCode": 403}}
             raise translate_boto_error(ClientError(answer, "GetObject"))
 
         monkeypatch.setattr(store.files._library, "cat_file", refuse)
-        with pytest.raises(StoreKeysError, match=r"has a clock that is far from") as error:
+        with pytest.raises(StoreAwayError, match=words) as error:
             store.files.read("e1/x")
         assert "AWS_ACCESS_KEY_ID" not in str(error.value)
 

@@ -61,7 +61,11 @@ class RunsInMemory:
         self.names[run := f"run-{number}-{seed}"] = name
         return run
 
+    def has_lost(self, run_id: str) -> bool:
+        return False
+
     project_id = "1"
+    lacked_experiment = False
     refused: ClassVar[dict[str, str]] = {}
 
     def list_seeds(self, number: int) -> dict[int, str]:

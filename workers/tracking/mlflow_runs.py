@@ -161,6 +161,8 @@ class Runs:
         self._over: set[str] = set()
         self._params: dict[str, Mapping[str, str]] = {}
         self._sure = False
+        self.lacked_experiment = False
+        """Whether MLflow had no run of the experiment itself, and no deleted one either."""
         self.refused: dict[str, str] = {}
         """Artifacts that were not taken, by their names, and why."""
 
@@ -236,6 +238,18 @@ class Runs:
         if parent is not None:
             tags["mlflow.parentRunId"] = parent
         return self._make((number, seed), tags, name)
+
+    def has_lost(self, run_id: str) -> bool:
+        """Return whether MLflow has no run any more that it had: a person emptied its database.
+
+        Raises:
+            AwayError: if it does not answer.
+        """
+        try:
+            _ask(lambda: self._client.get_run(run_id))
+        except MlflowRefusedError:
+            return True
+        return False
 
     def list_seeds(self, number: int) -> dict[int, str]:
         """Return the runs of a trial's replicates by seed, as far as they are known."""
@@ -380,6 +394,8 @@ class Runs:
     def _make(self, key: Key, tags: Mapping[str, str], name: str) -> str:
         """Make the run of a trial and a seed, which is not there; return its id."""
         now, name = int(time.time() * 1000), name[:LONGEST_NAME]
+        if key == (None, None):
+            self.lacked_experiment = not self._deleted[key]
         if self.is_ours():
             run_id = self._name(key, self._deleted[key])
             self._waiting[run_id] = RunWrite(run_id, name, now, dict(tags))

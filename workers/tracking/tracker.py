@@ -181,8 +181,7 @@ class Tracker:
 
     def see(self, entry: TrialEntry) -> None:
         """Deliver a trial as it is now, soon. Returns at once."""
-        never_begun = entry.state == "waiting" and entry.attempt == 0
-        if entry.state != "invalid" and not entry.tracked and not never_begun:
+        if _is_new(entry):
             with self._lock:
                 self._news[entry.number] = entry
 
@@ -286,6 +285,8 @@ class Tracker:
                 return False
             self._end_experiment(runs, parent, end)
         except MlflowRefusedError as error:
+            if self._runs is not None:
+                self._find_loss(self._runs)
             if self._refused.get(WHOLE) != str(error):  # each pass tries it again
                 logger.error("MLflow refuses %s: %s", WHOLE, error)
             self._refused[WHOLE] = str(error)
@@ -314,6 +315,9 @@ class Tracker:
     def _parent_run(self, runs: Runs) -> str:
         tags = {**self._subject.tags, "mlflow.note.content": self._subject.description}
         parent = runs.get(None, None, self._subject.name, tags)
+        if runs.lacked_experiment and self._ledger.experiment_run() is not None:
+            self._deliver_anew()
+            runs.lacked_experiment = False
         if runs.is_over(parent):  # the experiment was taken up again
             runs.begin_again(parent)
         axes = self._subject.all_axes
@@ -336,6 +340,30 @@ class Tracker:
             self._ledger.set_run(parent, runs.project_id)
         return parent
 
+    def _deliver_anew(self) -> None:
+        """Deliver all trials from the beginning, since MLflow has lost what it held of them."""
+        if not self._ledger.forget_delivery():
+            logger.error("MLflow has lost trials whose curves were pruned; they are not delivered")
+            return
+        logger.warning("MLflow has lost what it held of the experiment: all is delivered anew")
+        known = {entry.number: entry for entry in self._ledger.walk() if _is_new(entry)}
+        with self._lock:  # what was heard meanwhile is newer
+            self._news = known | self._news
+
+    def _find_loss(self, runs: Runs) -> None:
+        """Ask, when MLflow refuses something, whether it has lost the experiment's own run.
+
+        Raises:
+            AwayError: if so, or if it does not answer. The next pass finds it out and begins anew.
+        """
+        if self._parent is None or not runs.has_lost(self._parent):
+            return
+        self._runs = self._parent = None
+        self._held.clear()
+        if self._end is not None:
+            self._end.is_closed = False
+        raise AwayError("MLflow has lost what it held of the experiment")
+
     def _deliver(self, runs: Runs, parent: str, entries: Sequence[TrialEntry]) -> None:
         """Deliver what is new of some trials, and record it; with a trial's end, that is all of it.
 
@@ -345,6 +373,8 @@ class Tracker:
         """
         problems = [self._try_trial(runs, parent, entry) for entry in entries]
         refused = runs.flush()
+        if refused or any(isinstance(each, MlflowRefusedError) for each in problems):
+            self._find_loss(runs)
         taken, whole = [], []
         for entry, problem in zip(entries, problems, strict=True):
             held = self._held.get(entry.number)
@@ -549,6 +579,12 @@ class Tracker:
         values = [(factor * r.value, r.seed) for r in result.by_replicate if r.value is not None]
         seed = min(values)[1] if values else entry.config["seed"]
         return replicate_key(source.experiment, source.number, seed)
+
+
+def _is_new(entry: TrialEntry) -> bool:
+    """Return whether something of a trial is to be delivered, or will be."""
+    never_begun = entry.state == "waiting" and entry.attempt == 0
+    return entry.state != "invalid" and not entry.tracked and not never_begun
 
 
 def _has_trained(entry: TrialEntry, seed: int) -> bool:

@@ -21,6 +21,9 @@ SLACK: Final = 1.1
 in turns."""
 
 
+TRIED_BYTES: Final = 64 * 1024
+"""Bytes that are written to see whether something can be."""
+
 LEAST_FILES: Final = 500
 """New trials begin where a disk has room for so many files: each makes about ten."""
 
@@ -64,10 +67,14 @@ def _nearest(folder: Path) -> Path:
 
 
 def explain_unwritable(folder: Path) -> str | None:
-    """Return why no file can be made in a folder, None if one can; it tries, and leaves nothing."""
+    """Return why no file can be written in a folder, None if one can.
+
+    It tries, and leaves nothing. On a full disk there is often still room for an empty file.
+    """
     try:
-        with tempfile.TemporaryFile(dir=folder):
-            return None
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(TRIED_BYTES))
+        return None
     except FileNotFoundError:  # it is made when it is needed
         return None
     except OSError as error:

@@ -156,6 +156,11 @@ class ObjectFiles:
         """Raise that an act failed: whatever the reason, no trial is to blame."""
         where = f"{self.place}/{path}".rstrip("/")
         words = f"cannot {act} {where}: {type(error).__name__}: {error}"
+        if (status := _find_foreign(error)) is not None:
+            words = (
+                f"cannot {act} {where}: something else than S3 answers, with status {status}. Is "
+                "there a proxy between (HTTP_PROXY, HTTPS_PROXY, NO_PROXY)?"
+            )
         if not _lacks_keys(error):
             raise StoreAwayError(words) from error
         # An administrator may bring keys at any time; the library would go on without them.
@@ -213,6 +218,16 @@ def _find_code(error: BaseException) -> str:
     """Return the code that an object store of the kind of S3 gave with an error, or nothing."""
     response = getattr(error, "response", None)
     return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
+
+
+def _find_foreign(error: BaseException) -> int | None:
+    """Return the status of an answer that was none of an object store's: it has no code."""
+    for each in _causes(error):
+        response = getattr(each, "response", None)
+        if isinstance(response, dict) and not response.get("Error", {}).get("Code"):
+            status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+            return status if isinstance(status, int) else None
+    return None
 
 
 def _lacks_bucket(error: Exception) -> bool:

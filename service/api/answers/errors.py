@@ -42,7 +42,7 @@ from eigensweep.service.record.errors import (
     QuotaExceededError,
     ScopeError,
 )
-from eigensweep.service.record.sql.database import WrongSchemaError, is_away, is_damaged
+from eigensweep.service.record.sql.database import WrongSchemaError, is_away, is_damaged, is_full
 from eigensweep.store.places.durable_files import StorageError
 
 logger = logging.getLogger(__name__)
@@ -323,7 +323,8 @@ def _answer_database_error(request: Request, error: Exception) -> Response:
         return _answer_bug(request, error)
     words = "database away path=%s error=%s"
     logger.warning(words, request.url.path, error, extra=_find_subject(request))
-    detail = "the database of the record does not answer; nothing was changed, try again soon"
+    what = "has no room on its disk" if is_full(error) else "does not answer"
+    detail = f"the database of the record {what}; nothing was changed, try again soon"
     return problem(503, detail, headers={"Retry-After": "5"})
 
 

@@ -31,6 +31,14 @@ class DeliveryWrites(LedgerPart):
         experiment.tracked, experiment.notices = True, None
 
     @writes
+    def forget_delivery(self, rows: RowSession, experiment: ExperimentRow) -> bool:
+        if experiment.kept is not None:
+            return False
+        mine = TrialRow.experiment_id == self.experiment_id
+        rows.execute(update(TrialRow).where(mine).values(tracked=False))
+        return True
+
+    @writes
     def set_delivered(
         self,
         rows: RowSession,

@@ -245,6 +245,11 @@ def is_away(error: BaseException) -> bool:
     return False
 
 
+def is_full(error: BaseException) -> bool:
+    """Return whether the disk of a database of SQLite has no room left."""
+    return getattr(getattr(error, "orig", None), "sqlite_errorname", None) == "SQLITE_FULL"
+
+
 def explain(error: BaseException) -> str:
     """Return an error's words; of what the database refuses its own, without statement and values.
 
