@@ -68,6 +68,9 @@ def explain_search(spec: ExperimentSpec) -> list[str]:
     brackets = find_brackets(spec) if spec.scheduler.name in HALVING else None
     if brackets is not None and (halving := _explain_halving(spec, brackets)):
         words.append(halving)
+    may_stop = brackets.list_rungs(brackets.first) if brackets else spec.scheduler.name == "median"
+    if may_stop and spec.scheduler.margin is not None:
+        words.extend(_explain_margin(spec, spec.scheduler.margin))
     if spec.scheduler.name == "pbt":
         words.append(explain_population(spec))
     if spec.population is not None:
@@ -208,6 +211,15 @@ def _explain_halving(spec: ExperimentSpec, brackets: Brackets) -> str:
         f"{words}: between its first rung and the end at {brackets.last:,} steps is no room for "
         "another. Take more steps, or a smaller 'scheduler.min_steps' or 'scheduler.rung_every'"
     )
+
+
+def _explain_margin(spec: ExperimentSpec, margin: float) -> Iterator[str]:
+    """Yield before what no trial is stopped, where the baseline is known."""
+    if spec.baseline is not None:
+        yield (
+            f"{spec.scheduler.name} stops nobody before a trial is {margin:.0%} better than the "
+            "baseline; with 'scheduler.margin: null' each comparison counts"
+        )
 
 
 def _join(numbers: list[int]) -> str:

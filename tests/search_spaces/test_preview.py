@@ -129,14 +129,15 @@ def test_a_sample_of_a_grid_shows_its_first_points_and_count():
 
 
 def test_hyperband_says_when_its_brackets_begin():
-    (words,) = preview(make(scheduler={"name": "hyperband", "min_steps": 10})).search.words
+    settings = {"name": "hyperband", "min_steps": 10, "margin": None}
+    (words,) = preview(make(scheduler=settings)).search.words
     assert "begin to stop trials at 10, 30, 90 steps; they get 9, 5, 3 of each 17" in words
     for first, does in ((40, "as asha stops trials from 40 steps on"), (500, "stops no trial")):
-        settings = {"name": "hyperband", "min_steps": first}
+        settings = {"name": "hyperband", "min_steps": first, "margin": None}
         (words,) = preview(make(scheduler=settings)).search.words
         assert f"a single bracket here, and {does}: " in words
         assert "no room for another. Take more steps" in words
-    (words,) = preview(make(scheduler=settings | {"brackets": 1})).search.words
+    (words,) = preview(make(scheduler=settings | {"brackets": 1, "margin": 0.1})).search.words
     assert words == "hyperband has a single bracket here, and stops no trial"
 
 
@@ -264,7 +265,15 @@ def test_asha_says_when_it_stops_and_the_estimate_counts_it():
     found = preview(halved)
     assert found.search.words == [
         "asha compares trials at 10, 30 steps, and 1 in 3 goes on. If each rung stops all that it "
-        "may, trials train 26% of their steps on average"
+        "may, trials train 26% of their steps on average",
+        "asha stops nobody before a trial is 10% better than the baseline; with "
+        "'scheduler.margin: null' each comparison counts",
+    ]
+    each_counts = make(scheduler={"name": "asha", "margin": None})
+    assert not any("baseline" in words for words in preview(each_counts).search.words)
+    median = preview(make(scheduler={"name": "median"})).search.words
+    assert [words.partition(" better")[0] for words in median] == [
+        "median stops nobody before a trial is 10%"
     ]
     # 10 + 20 / 3 + 60 / 9 of 90 steps
     assert found.estimate.core_hours_low == pytest.approx(
