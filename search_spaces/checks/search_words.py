@@ -214,11 +214,11 @@ def _explain_halving(spec: ExperimentSpec, brackets: Brackets) -> str:
 
 
 def _explain_margin(spec: ExperimentSpec, margin: float) -> Iterator[str]:
-    """Yield before what no trial is stopped, where the baseline is known."""
+    """Yield how good one trial must be before any is stopped, where the baseline is known."""
     if spec.baseline is not None:
         yield (
-            f"{spec.scheduler.name} stops nobody before a trial is {margin:.0%} better than the "
-            "baseline; with 'scheduler.margin: null' each comparison counts"
+            f"{spec.scheduler.name} stops no trial before one is {margin:.0%} better than the "
+            "baseline; with 'scheduler.margin: null' it does from the beginning"
         )
 
 

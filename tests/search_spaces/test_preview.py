@@ -266,14 +266,14 @@ def test_asha_says_when_it_stops_and_the_estimate_counts_it():
     assert found.search.words == [
         "asha compares trials at 10, 30 steps, and 1 in 3 goes on. If each rung stops all that it "
         "may, trials train 26% of their steps on average",
-        "asha stops nobody before a trial is 10% better than the baseline; with "
-        "'scheduler.margin: null' each comparison counts",
+        "asha stops no trial before one is 10% better than the baseline; with "
+        "'scheduler.margin: null' it does from the beginning",
     ]
     each_counts = make(scheduler={"name": "asha", "margin": None})
     assert not any("baseline" in words for words in preview(each_counts).search.words)
     median = preview(make(scheduler={"name": "median"})).search.words
     assert [words.partition(" better")[0] for words in median] == [
-        "median stops nobody before a trial is 10%"
+        "median stops no trial before one is 10%"
     ]
     # 10 + 20 / 3 + 60 / 9 of 90 steps
     assert found.estimate.core_hours_low == pytest.approx(

@@ -45,61 +45,50 @@ def test_what_it_said_at_its_end_is_told_where_it_is_silent(tmp_path: Path) -> N
         server.stop()
 
 
+@pytest.fixture
+def idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MlflowServer]:
+    """A server whose process does nothing, and which is looked at whenever `watch` is called."""
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(mlflow_server, "LOOK_SECONDS", 0.0)
+    server = MlflowServer(tmp_path / "mlflow", 5000)
+    (tmp_path / "mlflow" / "mlflow.db").touch()
+    server.start()
+    yield server
+    server.stop()
+
+
 def test_one_whose_database_is_another_file_is_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    idle: MlflowServer, tmp_path: Path
 ) -> None:
-    program = tmp_path / "python"
-    program.write_text("#!/bin/sh\nexec sleep 600\n")
-    program.chmod(0o700)
-    monkeypatch.setattr(sys, "executable", str(program))
-    monkeypatch.setattr(mlflow_server, "LOOK_SECONDS", 0.0)
-    server = MlflowServer(tmp_path / "mlflow", 5000)
-    database = tmp_path / "mlflow" / "mlflow.db"
-    database.touch()
-    server.start()
-    first = server._process
-    assert first is not None
-    try:
-        for _ in range(3):
-            server.watch(lambda: None)
-        assert first.poll() is None
-        database.unlink()
-        wait_until(lambda: server.watch(lambda: None) or server._process is not first)
-        second = server._process
-        assert second is not None
-        for _ in range(3):
-            server.watch(lambda: None)
-        assert (server._process, second.poll()) == (second, None)
-    finally:
-        server.stop()
+    first = idle._process
+    for _ in range(3):
+        idle.watch(lambda: None)
+    assert (idle._process, first.poll()) == (first, None)
+    (tmp_path / "mlflow" / "mlflow.db").unlink()
+    wait_until(lambda: idle.watch(lambda: None) or idle._process is not first)
+    second = idle._process
+    for _ in range(3):
+        idle.watch(lambda: None)
+    assert (idle._process, second.poll()) == (second, None)
 
 
-def test_one_that_hangs_is_started_again_once_it_had_answered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = tmp_path / "python"
-    program.write_text("#!/bin/sh\nexec sleep 600\n")
-    program.chmod(0o700)
-    monkeypatch.setattr(sys, "executable", str(program))
-    monkeypatch.setattr(mlflow_server, "LOOK_SECONDS", 0.0)
-    server = MlflowServer(tmp_path / "mlflow", 5000)
-    server.start()
-    first = server._process
-    try:
-        for problem in (*20 * ["starts"], None, *9 * ["no answer"], None, *9 * ["no answer"]):
-            server.watch(lambda problem=problem: problem)
-        assert server._process is first
-        assert first.poll() is None
+def test_one_that_hangs_is_started_again_once_it_had_answered(idle: MlflowServer) -> None:
+    first = idle._process
+    for problem in (*20 * ["starts"], None, *9 * ["no answer"], None, *9 * ["no answer"]):
+        idle.watch(lambda problem=problem: problem)
+    assert idle._process is first
+    assert first.poll() is None
 
-        def is_another() -> bool:
-            server.watch(lambda: "no answer")
-            return server._process is not first
+    def is_another() -> bool:
+        idle.watch(lambda: "no answer")
+        return idle._process is not first
 
-        wait_until(is_another)
-        assert first.returncode == -signal.SIGKILL
-        assert server._process.poll() is None
-    finally:
-        server.stop()
+    wait_until(is_another)
+    assert first.returncode == -signal.SIGKILL
+    assert idle._process.poll() is None
 
 
 class Other(BaseHTTPRequestHandler):

@@ -75,7 +75,7 @@ class TestADamagedRecord:
 class TestAFolderThatTakesNoFile:
     @pytest.mark.parametrize(
         ("number", "words"),
-        [(errno.EROFS, "Read-only file system"), (errno.ENOSPC, "bytes or inodes are used up")],
+        [(errno.EROFS, "Read-only file system"), (errno.ENOSPC, "its bytes or its inodes")],
     )
     def test_is_named_with_the_reason(self, client, settings, monkeypatch, number, words):
         assert check(client, "disk") == (200, True, "")

@@ -80,7 +80,7 @@ def explain_unwritable(folder: Path) -> str | None:
     except OSError as error:
         why = error.strerror or str(error)
         if error.errno == errno.ENOSPC:
-            why = "no file more has room on this disk: bytes or inodes are used up (`df -i`)"
+            why = "this disk has no room left: its bytes or its inodes are used up (`df`, `df -i`)"
         return f"nothing can be written to {folder}: {why}"
 
 
