@@ -8,6 +8,7 @@ service's process.
 from __future__ import annotations
 
 import io
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -26,6 +27,11 @@ FRESH_SECONDS: Final = 5.0
 PATIENCE_SECONDS: Final = 2.0
 """How long a request waits for the store. It may not answer for minutes, and a folder that another
 machine shares may hang for ever."""
+
+SHOWS_ALL: Final = (
+    "shows a file that nobody wrote: something else than the store answers; a proxy may stand "
+    "between (HTTP_PROXY, HTTPS_PROXY, NO_PROXY)"
+)
 
 
 def _close(late: Future[Any]) -> None:
@@ -84,8 +90,8 @@ class StoreProbe:
 
     def _look(self) -> None:
         try:
-            self._store.files.names(".probe")  # nothing is called so
-            self._found = None
+            size = self._store.files.size(f".probe/{secrets.token_hex(8)}")
+            self._found = None if size is None else f"{self._store.place} {SHOWS_ALL}"
         except StorageError as error:
             self._found = str(error)
         self._fresh_until = self._clock() + FRESH_SECONDS

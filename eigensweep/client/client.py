@@ -162,7 +162,8 @@ class Client(Connection):
     def act(self, action: str, *experiment_ids: str, confirm: bool = False) -> list[DoneJson]:
         """Do something to several experiments: `act("pause", first, second)`.
 
-        Also `resume`, `cancel`, `retry`, `archive`, `unarchive`, and `delete` with `confirm`.
+        Also `resume`, `cancel`, `retry`, `archive`, `unarchive`, `deliver`, and `delete` with
+        `confirm`.
 
         Each item of the answer has `id`, `state` and `problem`, which says why one was refused.
         """

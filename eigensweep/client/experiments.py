@@ -278,6 +278,10 @@ class Experiment(Remote):
         """Show it in lists again."""
         return self._act("unarchive")
 
+    def deliver(self) -> Self:
+        """Have MLflow get all of it again, once it is over, as after MLflow lost its runs."""
+        return self._act("deliver")
+
     def delete(self, *, confirm: bool) -> None:
         """Remove it for good, once it is over: runs, checkpoints, study and record.
 

@@ -40,6 +40,7 @@ Action = Literal[
     "extend",
     "archive",
     "unarchive",
+    "deliver",
     "delete",
 ]
 """What a person can do to an experiment."""
@@ -144,6 +145,7 @@ ACTIONS: Final[dict[Action, frozenset[str]]] = {
     "extend": ENDED,
     "archive": ENDED,
     "unarchive": ENDED,
+    "deliver": ENDED,
     "delete": ENDED,
 }
 """What a person can do, and in which states of an experiment."""
@@ -157,6 +159,7 @@ DONE: Final[dict[Action, frozenset[str]]] = {
     "extend": frozenset(),
     "archive": frozenset(),
     "unarchive": frozenset(),
+    "deliver": frozenset(),
     "delete": frozenset({"deleting"}),
 }
 """The states in which it was done before, so that doing it once more changes nothing."""

@@ -121,6 +121,20 @@ def test_before_another_driver_begins_it_gets_all_again(start):
     assert lab.held() == WHOLE
 
 
+@pytest.mark.parametrize("is_lost", [True, False], ids=["lost", "held"])
+def test_delivered_again_each_point_is_there_once(start, is_lost):
+    lab = start("again_lost" if is_lost else "again_held")
+    for number in (0, 1):
+        lab.train(number)
+    lab.end()
+    if is_lost:
+        lab.empty_mlflow()
+    assert lab.ledger.forget_delivery()
+    lab.begin()
+    lab.end()
+    assert lab.held() == WHOLE
+
+
 def test_where_curves_were_pruned_what_is_left_is_delivered(start, monkeypatch):
     lab = start("emptied3")
     lab.train(0)

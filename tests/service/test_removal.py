@@ -81,6 +81,27 @@ class TestArchive:
         assert len(client.get("/v1/experiments").json()["items"]) == 1
 
 
+class TestDeliver:
+    def test_the_next_driver_delivers_all_of_it_again(self, client, record, ledger):
+        ledger.set_delivered({}, "0", [0])
+        ledger.set_tracked()
+        assert record.claim(ledger.experiment_id) is None
+        for _ in range(2):  # the second changes nothing
+            answer = client.post(f"/v1/experiments/{ledger.experiment_id}/deliver").json()
+        assert (answer["state"], answer["delivered"]) == ("completed", False)
+        assert [entry.tracked for entry in ledger.walk()] == [False]
+        kinds = [event.kind for event in record.events(ledger.experiment_id)]
+        assert kinds.count("experiment.delivery_requested") == 1
+        assert record.claim(ledger.experiment_id) is not None
+
+    def test_without_its_curves_that_is_refused(self, client, record, ledger):
+        ledger.set_tracked()
+        record.prune(ledger.experiment_id, "none")
+        answer = client.post(f"/v1/experiments/{ledger.experiment_id}/deliver")
+        assert (answer.status_code, "were pruned" in answer.json()["detail"]) == (409, True)
+        assert record.claim(ledger.experiment_id) is None
+
+
 class Deleter:
     """What removes experiments."""
 

@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +26,7 @@ from sweeps import spec
 
 from eigensweep.protocol.messages import DriverOptions, Report
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.store_probe import StoreProbe
 from eigensweep.store import marks
 from eigensweep.store.checkpoints import Store
 from eigensweep.store.marks import pause_mark
@@ -203,7 +206,7 @@ class TestMissingKeys:
         ("about", "words"),
         [
             ({"Code": "RequestTimeTooSkewed"}, "has a clock that is far from"),
-            ({}, "something else than S3 answers, with status 403. Is there a proxy"),
+            ({}, "something else than S3 answers, with status 403; a proxy may"),
         ],
     )
     def test_a_wrong_clock_and_a_proxy_are_told_as_that(self, url, monkeypatch, about, words):
@@ -217,6 +220,54 @@ class TestMissingKeys:
         with pytest.raises(StoreAwayError, match=words) as error:
             store.files.read("e1/x")
         assert "AWS_ACCESS_KEY_ID" not in str(error.value)
+
+
+class Page(BaseHTTPRequestHandler):
+    """What a proxy with a page to log in answers to everything."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        content = b"<html><body>Please log in</body></html>"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_PUT(self) -> None:
+        self.do_GET()
+
+    def log_message(self, *given: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def page(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Return the URL of a store in whose place a page answers."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
+    Thread(target=server.serve_forever, daemon=True).start()
+    access = {"AWS_ACCESS_KEY_ID": "me", "AWS_SECRET_ACCESS_KEY": "mine"}
+    access["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{server.server_port}"
+    for name, value in access.items():
+        monkeypatch.setenv(name, value)
+    S3FileSystem.clear_instance_cache()
+    yield "s3://lab/page"
+    S3FileSystem.clear_instance_cache()
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_page_that_says_yes_to_everything_is_no_store(page):
+    for write in (Store(page).files.write, Store(page).files.create):
+        with pytest.raises(StoreAwayError, match="something else than S3 answers, with status 200"):
+            write("e1/x", b"content")
+    found = StoreProbe(page).find_problem() or ""
+    assert "s3://lab/page shows a file that nobody wrote" in found
 
 
 class TestTheWatch:

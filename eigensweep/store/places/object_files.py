@@ -54,6 +54,11 @@ KEY_CODES: Final = frozenset(
 SKEWED: Final = "RequestTimeTooSkewed"
 """What S3 answers to a request whose time is far from its own."""
 
+FOREIGN: Final = (
+    "something else than S3 answers, with status {}; a proxy may stand between (HTTP_PROXY, "
+    "HTTPS_PROXY, NO_PROXY)"
+)
+
 BLOCK: Final = 4 * 1024 * 1024
 """Bytes that one request fetches of an object that is read piece by piece."""
 
@@ -119,13 +124,13 @@ class ObjectFiles:
 
     def write(self, path: str, content: bytes, *, makes_folder: bool = True) -> None:
         try:
-            self._ask("write", path, "pipe_file", content)
+            self._put(path, content)
         except FileNotFoundError as error:  # the bucket
             self.fail("write", path, error)
 
     def create(self, path: str, content: bytes, *, makes_folder: bool = True) -> bool:
         try:
-            self._ask("write", path, "pipe_file", content, mode="create")
+            self._put(path, content, mode="create")
         except FileExistsError:
             return False
         except FileNotFoundError as error:
@@ -157,10 +162,7 @@ class ObjectFiles:
         where = f"{self.place}/{path}".rstrip("/")
         words = f"cannot {act} {where}: {type(error).__name__}: {error}"
         if (status := _find_foreign(error)) is not None:
-            words = (
-                f"cannot {act} {where}: something else than S3 answers, with status {status}. Is "
-                "there a proxy between (HTTP_PROXY, HTTPS_PROXY, NO_PROXY)?"
-            )
+            words = f"cannot {act} {where}: {FOREIGN.format(status)}"
         if not _lacks_keys(error):
             raise StoreAwayError(words) from error
         # An administrator may bring keys at any time; the library would go on without them.
@@ -174,6 +176,12 @@ class ObjectFiles:
         if any(_find_code(each) == SKEWED for each in _causes(error)):
             what = "has a clock that is far from the object store's: set it by NTP"
         raise StoreKeysError(f"{words.rstrip('.')}. Node {platform.node()} {what}") from error
+
+    def _put(self, path: str, content: bytes, **named: Any) -> None:
+        answer = self._ask("write", path, "pipe_file", content, **named)
+        # An object in several parts has no answer; its parts were asked for their ETag.
+        if self._scheme == "s3" and answer is not None and "ETag" not in answer:
+            raise StoreAwayError(f"cannot write {self.place}/{path}: {FOREIGN.format(200)}")
 
     def _ask(self, act: str, path: str, name: str, *given: Any, **named: Any) -> Any:
         """Return what a method of the library does with an object.

@@ -263,6 +263,7 @@ class ExperimentLinks(HeadLinks):
     extend: str
     archive: str
     unarchive: str
+    deliver: str
     delete: str
 
 

@@ -348,6 +348,14 @@ ACTS: Final[dict[Action, _Act]] = {
         "Show an archived experiment in lists again",
         "Show an experiment in lists again. Retry and extend do so, too.",
     ),
+    "deliver": _Act(
+        "Deliver an experiment to MLflow again",
+        """Have MLflow get all runs of an experiment that is over again, as after MLflow lost them.
+
+        Runs that MLflow still has stay and are completed. Answered 409 if the experiment is not
+        over, or if its curves were pruned from the store.
+        """,
+    ),
     "delete": _Act(
         "Delete an experiment for good",
         """Remove an experiment that is over: its runs in MLflow, its checkpoints, study and rows.
@@ -393,7 +401,9 @@ for _action, _about in ACTS.items():
     _add_route(_action, _about)
 
 
-BulkAction = Literal["pause", "resume", "cancel", "retry", "archive", "unarchive", "delete"]
+BulkAction = Literal[
+    "pause", "resume", "cancel", "retry", "archive", "unarchive", "deliver", "delete"
+]
 
 
 class BulkRequest(schemas.Asked):

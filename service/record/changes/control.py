@@ -1,4 +1,4 @@
-"""Pauses, resumes, cancels, prioritizes, archives and deletes experiments on request.
+"""Controls experiments on request: pauses, cancels, archives, deletes them, and so on.
 
 Each action is one transaction with its events. An action that the state of the experiment does not
 allow is refused. Runs in the service's process.
@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, select, update
 
 from eigensweep.protocol.states import ACTIONS, DONE, DRIVEN, Action
-from eigensweep.service.record.errors import ExperimentNotFoundError, WrongStateError
+from eigensweep.service.record.errors import ConflictError, ExperimentNotFoundError, WrongStateError
 from eigensweep.service.record.journal import emit, end_experiment, move_experiment
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.rows import RowSession
@@ -91,6 +91,27 @@ class Control(Queries):
         if (experiment.archived_at is not None) != away:
             experiment.archived_at = time.time() if away else None
             emit(rows, experiment, f"experiment.{'archived' if away else 'unarchived'}")
+
+    @database.transaction
+    def deliver(self, rows: RowSession, id: str) -> None:
+        """Have MLflow get all of a finished experiment again, from the store.
+
+        Nothing changes while it is delivered, and for one that never began.
+
+        Raises:
+            ConflictError: if its curves were pruned from the store.
+        """
+        experiment = lock(rows, id)
+        was_done(experiment, "deliver")
+        if experiment.kept is not None:
+            raise ConflictError(
+                f"the curves of experiment {id} were pruned from the store, so MLflow cannot get "
+                f"them again; 'eigensweep export {id}' has what this service still shows"
+            )
+        if experiment.tracked and experiment.generation:
+            experiment.tracked = False
+            rows.execute(update(TrialRow).where(TrialRow.experiment_id == id).values(tracked=False))
+            emit(rows, experiment, "experiment.delivery_requested")
 
     @database.transaction
     def delete(self, rows: RowSession, id: str) -> None:
