@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import time
@@ -40,9 +41,10 @@ from eigensweep.service.api.app import create_app
 from eigensweep.service.queue.dispatcher import Dispatcher
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
+from eigensweep.service.record.requests import reproductions as requested
 from eigensweep.service.record.requests.reproductions import Posted, Wanted
 from eigensweep.service.record.sql import database
-from eigensweep.service.record.sql.tables import TrialRow
+from eigensweep.service.record.sql.tables import ExperimentRow, TrialRow
 from eigensweep.service.settings import Settings
 from eigensweep.store.checkpoints import Store, replicate_key
 from eigensweep.store.places.durable_files import StoreAwayError
@@ -258,6 +260,20 @@ def test_a_new_service_goes_on_where_the_last_one_stopped(
 
 def test_suites_that_share_an_experiment_queue_it_once(client):
     first, second = post(client, "enrnn/figure-4").json(), post(client, "enrnn/figure-5").json()
+    assert first["id"] != second["id"]
+    assert first["experiments"] == second["experiments"]
+
+
+def test_after_an_update_its_experiments_go_on(client, record, monkeypatch):
+    """An earlier version's specs had fewer fields, so its keys were others."""
+    first = post(client).json()
+    id = first["experiments"][0]["id"]
+    spec = copy.deepcopy(record.row(id).spec)
+    assert spec["search"].pop("constraints") == []
+    change = update(ExperimentRow).values(spec=spec, idempotency_key="of an earlier version")
+    database.write(record.url, lambda rows: rows.execute(change))
+    monkeypatch.setattr(requested, "VERSION", -1)
+    second = post(client).json()
     assert first["id"] != second["id"]
     assert first["experiments"] == second["experiments"]
 

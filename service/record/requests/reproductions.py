@@ -25,7 +25,7 @@ from eigensweep.protocol.states import ENDED
 from eigensweep.reports.messages import FILES, JSON, ReportOutcome, Results, Until
 from eigensweep.reports.results import UNFINISHED, name_file, read_results
 from eigensweep.search_spaces.checks.checks import check_spec
-from eigensweep.search_spaces.errors import SpecError
+from eigensweep.search_spaces.errors import SpecError, UnreadableSpecError
 from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.search_spaces.shipped.reproductions import (
     Budget,
@@ -241,12 +241,28 @@ class Reproductions:
             check_spec(spec, self.corpora)
         except SpecError as error:
             return Posted(None, str(error))
+        if (id := self._find_open(spec, owner)) is not None:
+            return Posted(id)
         attempt = 0
         while True:
             row, _ = self.record.add(spec, f"reproduction-{digest(spec)}-{attempt}", owner)
             if row.state == "completed" or row.state not in ENDED | {"deleting"}:
                 return Posted(row.id)
             attempt += 1
+
+    def _find_open(self, spec: ExperimentSpec, owner: str) -> str | None:
+        """Return the experiment of an open reproduction that has this spec and is not over.
+
+        An earlier version may have posted it, with a key of its own: its specs had fewer fields.
+        """
+        wanted = digest(spec)
+        for id in {each.id for found in self.list(OPEN) for each in found.posted if each.id}:
+            with suppress(ExperimentNotFoundError, UnreadableSpecError):
+                row = self.record.row(id)
+                is_open = row.owner == owner and row.state not in ENDED | {"deleting"}
+                if is_open and digest(ExperimentSpec.from_stored(row.spec)) == wanted:
+                    return id
+        return None
 
     def get(self, id: str) -> ReproductionRecord:
         """Return one reproduction; raise NotFoundError if there is none of this id."""
