@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import event, make_url, select, text
+from sqlalchemy import event, make_url, select, text, update
 from sqlalchemy.exc import DBAPIError
 from waiting import PATIENCE
 
@@ -160,6 +161,17 @@ class TestQueue:
         with pytest.raises(IdempotencyKeyReusedError):
             add(record, spec(name="another"), "k")
         assert len(record.experiments()) == 1
+
+    def test_a_repeated_key_finds_what_an_earlier_version_stored(self, record, spec):
+        """Its specs had fewer fields, so the digest of the same body was another."""
+        id = add(record, spec(), "k")
+        stored = copy.deepcopy(record.row(id).spec)
+        assert stored["search"].pop("constraints") == []
+        change = update(ExperimentRow).values(spec=stored, fingerprint="f")
+        database.write(record.url, lambda rows: rows.execute(change))
+        assert add(record, spec(), "k") == id
+        with pytest.raises(IdempotencyKeyReusedError):
+            add(record, spec(name="another"), "k")
 
     def test_what_waits_is_cancelled_at_once_with_nothing_to_drive(self, record, spec):
         id = add(record, spec())

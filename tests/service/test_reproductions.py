@@ -270,7 +270,7 @@ def test_after_an_update_its_experiments_go_on(client, record, monkeypatch):
     id = first["experiments"][0]["id"]
     spec = copy.deepcopy(record.row(id).spec)
     assert spec["search"].pop("constraints") == []
-    change = update(ExperimentRow).values(spec=spec, idempotency_key="of an earlier version")
+    change = update(ExperimentRow).values(spec=spec, idempotency_key="another", fingerprint="f")
     database.write(record.url, lambda rows: rows.execute(change))
     monkeypatch.setattr(requested, "VERSION", -1)
     second = post(client).json()

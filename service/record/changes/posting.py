@@ -13,6 +13,7 @@ from sqlalchemy import func, select
 
 from eigensweep.protocol.messages import SpecJson
 from eigensweep.protocol.states import ENDED
+from eigensweep.search_spaces.errors import UnreadableSpecError
 from eigensweep.search_spaces.labels import say_count
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record.errors import QuotaExceededError
@@ -37,7 +38,7 @@ def make_row(
     spec: ExperimentSpec, idempotency_key: str | None = None, owner: str = OPERATOR
 ) -> ExperimentRow:
     """Return the row of a queued experiment; its spec was checked before."""
-    content, text = _write_json(spec)
+    content, fingerprint = _write_json(spec)
     metric = spec.objective_metric
     return ExperimentRow(
         id=make_id(),
@@ -55,18 +56,33 @@ def make_row(
         total=spec.trial_count(),
         created_at=time.time(),
         idempotency_key=idempotency_key,
-        fingerprint=hashlib.sha256(text.encode()).hexdigest(),
+        fingerprint=fingerprint,
     )
 
 
+def is_same(experiment: ExperimentRow, posted: ExperimentRow) -> bool:
+    """Return whether an experiment was posted with the spec of another row.
+
+    An earlier version may have stored it, whose specs had fewer fields.
+    """
+    if experiment.fingerprint == posted.fingerprint:
+        return True
+    try:
+        spec = ExperimentSpec.from_stored(experiment.spec)
+    except UnreadableSpecError:
+        return False
+    return _write_json(spec)[1] == posted.fingerprint
+
+
 def _write_json(spec: ExperimentSpec) -> tuple[SpecJson, str]:
-    """Return a spec as it is stored, and as a text that is the same for equal specs."""
+    """Return a spec as it is stored, and a digest that is the same for equal specs."""
     content: SpecJson = spec.model_dump(mode="json")
     try:
-        return content, json.dumps(content, sort_keys=True, allow_nan=False)
+        text = json.dumps(content, sort_keys=True, allow_nan=False)
     except ValueError:  # a number is not finite
         content = replace_non_finite(content)
-        return content, json.dumps(content, sort_keys=True)
+        text = json.dumps(content, sort_keys=True)
+    return content, hashlib.sha256(text.encode()).hexdigest()
 
 
 def extend_row(experiment: ExperimentRow, spec: ExperimentSpec) -> None:

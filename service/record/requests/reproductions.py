@@ -25,7 +25,7 @@ from eigensweep.protocol.states import ENDED
 from eigensweep.reports.messages import FILES, JSON, ReportOutcome, Results, Until
 from eigensweep.reports.results import UNFINISHED, name_file, read_results
 from eigensweep.search_spaces.checks.checks import check_spec
-from eigensweep.search_spaces.errors import SpecError, UnreadableSpecError
+from eigensweep.search_spaces.errors import SpecError
 from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.search_spaces.shipped.reproductions import (
     Budget,
@@ -34,6 +34,7 @@ from eigensweep.search_spaces.shipped.reproductions import (
     suite_names,
 )
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.record.changes.posting import is_same, make_row
 from eigensweep.service.record.errors import (
     ConflictError,
     ExperimentNotFoundError,
@@ -255,12 +256,12 @@ class Reproductions:
 
         An earlier version may have posted it, with a key of its own: its specs had fewer fields.
         """
-        wanted = digest(spec)
+        wanted = make_row(spec)
         for id in {each.id for found in self.list(OPEN) for each in found.posted if each.id}:
-            with suppress(ExperimentNotFoundError, UnreadableSpecError):
+            with suppress(ExperimentNotFoundError):
                 row = self.record.row(id)
                 is_open = row.owner == owner and row.state not in ENDED | {"deleting"}
-                if is_open and digest(ExperimentSpec.from_stored(row.spec)) == wanted:
+                if is_open and is_same(row, wanted):
                     return id
         return None
 
