@@ -9,6 +9,7 @@ import contextlib
 import json
 import re
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import yaml
@@ -100,7 +101,7 @@ def read_text(text: str) -> Any:
     try:
         if text.lstrip().startswith("{"):
             with contextlib.suppress(json.JSONDecodeError):  # JSON may hold tabs, YAML not
-                return json.loads(text, parse_int=_read_integer, object_pairs_hook=_read_object)
+                return _read_json(text)
         _refuse_bombs(text)
         _refuse_double_keys_of_yaml(text)
         return yaml.load(text, _Loader)
@@ -133,9 +134,25 @@ def check_json(text: str) -> None:
     """
     try:
         with contextlib.suppress(json.JSONDecodeError):
-            json.loads(text, parse_int=_read_integer, object_pairs_hook=_read_object)
+            _read_json(text)
     except RecursionError:
         raise TextError(f"it is nested more than {DEEPEST} deep") from None
+
+
+def _read_json(text: str) -> Any:
+    found = json.loads(text, parse_int=_read_integer, object_pairs_hook=_read_object)
+    level = [found]
+    for _ in range(DEEPEST + 1):
+        level = [inner for each in level for inner in _list_inner(each)]
+    if level:
+        raise RecursionError
+    return found
+
+
+def _list_inner(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def _read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -146,6 +146,26 @@ def make_app() -> ASGIApp:
     return SecretGate(Writer(pages, store, artifacts), os.environ[TOKEN])
 
 
+def make_database(uri: str, root: str) -> None:
+    """Make MLflow's SQLite database, if there is none, under another name until it is whole.
+
+    MLflow makes it in steps that are no transaction, and cannot go on where it was ended between.
+    """
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    kind, _, place = uri.partition(":///")
+    path = Path(place)
+    if kind != "sqlite" or (path.exists() and path.stat().st_size):
+        return
+    new = path.with_name(f"{path.name}.new")
+    for left in path.parent.glob(f"{new.name}*"):  # by one that was ended, with its journal
+        left.unlink()
+    make: Any = SqlAlchemyStore
+    store = make(f"{kind}:///{new}", root)
+    store.engine.dispose()
+    new.replace(path)
+
+
 def main() -> None:
     """Bring MLflow's database up to date and serve until a signal."""
     parser = argparse.ArgumentParser(description="MLflow's server behind a secret")
@@ -180,6 +200,7 @@ def main() -> None:
         constants.SERVE_ARTIFACTS_ENV_VAR: "true",
         constants.ARTIFACTS_DESTINATION_ENV_VAR: str(settings.artifacts.absolute()),
     }
+    make_database(store, root)
     initialize_backend_stores(store, store, root)
     uvicorn.run(
         "eigensweep.service.process.mlflow_app:make_app",

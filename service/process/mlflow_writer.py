@@ -33,7 +33,7 @@ from mlflow.store.tracking.dbmodels.models import (
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from mlflow.utils import uri, validation
 from sqlalchemy import insert, select
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DatabaseError, DataError, IntegrityError
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -90,7 +90,8 @@ class Writer:
                 refused = {} if project is None else self.write(str(project), writes)
         except MlflowException as error:
             code = error.error_code
-            if isinstance(error.__cause__, IntegrityError):  # another process was faster
+            # With an IntegrityError another process was faster.
+            if isinstance(error.__cause__, IntegrityError) or _is_damage(error):
                 code = "TEMPORARILY_UNAVAILABLE"
             return _problem(ErrorCode.Value(code), error.message)
         except OSError as error:
@@ -122,7 +123,7 @@ class Writer:
                     for table, rows in self._rows(project, experiment.artifact_location, write):
                         tables.setdefault(table, []).extend(rows)
             except MlflowException as error:
-                if error.error_code in TRANSIENT:
+                if error.error_code in TRANSIENT or _is_damage(error):
                     raise
                 refused[write.run_id] = error.message
         with self._store.ManagedSessionMaker(read_only=False) as session:
@@ -205,6 +206,12 @@ class Writer:
             "value": value,
             "is_nan": is_nan,
         }
+
+
+def _is_damage(error: MlflowException) -> bool:
+    """Return whether the database is the reason for an error, and not what was asked of it."""
+    cause = error.__cause__
+    return isinstance(cause, DatabaseError) and not isinstance(cause, DataError | IntegrityError)
 
 
 def _problem(code: int, words: str) -> JSONResponse:

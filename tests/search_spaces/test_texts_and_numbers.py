@@ -26,6 +26,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("[" * 100_000, "nested more than 100 deep"),
         ("- " * 3_000, "nested more than 100 deep"),
         ('{"a":' * 100_000, "nested more than 100 deep"),
+        ('{"a":' * 500 + "1" + "}" * 500, "nested more than 100 deep"),
         ("a: " + "9" * 6_000, "at most 300 digits; got 6000"),
         ('{"a": ' + "9" * 6_000 + "}", "at most 300 digits; got 6000"),
         ("a: 0x" + "f" * 9_000, "at most 300 digits"),

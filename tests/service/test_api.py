@@ -367,6 +367,7 @@ class TestRefusals:
         ("body", "words"),
         [
             (b"[" * 100_000, "it is nested more than 100 deep"),
+            (b'{"name":' + b"[" * 500 + b"]" * 500 + b"}", "it is nested more than 100 deep"),
             (b'{"seed": ' + b"9" * 5000 + b"}", "a whole number has at most 300 digits; got 5000"),
             (b'{"name": "\xff"}', "the body is not text in utf-8: byte 0xff at 10"),
             (b'"copying"', "the body should be an object with named fields; got 'copying'"),

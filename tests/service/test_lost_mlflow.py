@@ -95,6 +95,12 @@ def start(
     return lambda name: Lab(mlflow_server, tmp_path, name)
 
 
+def overwrite(file: Path, content: bytes) -> None:
+    """Write over a file in place, as a broken disk does."""
+    with file.open("r+b") as opened:
+        opened.write(content)
+
+
 WHOLE = {"whole": ("FINISHED", 0), "0": ("FINISHED", 2), "1": ("FINISHED", 2)}
 
 
@@ -117,6 +123,23 @@ def test_before_another_driver_begins_it_gets_all_again(start):
     lab.empty_mlflow()
     lab.begin()
     lab.train(1)
+    lab.end()
+    assert lab.held() == WHOLE
+
+
+def test_while_its_database_is_damaged_what_is_sent_waits(start, caplog):
+    lab = start("damaged")
+    lab.train(0)
+    lab.wait_for(0)
+    place = lab.server._folder / "mlflow.db"
+    whole = place.read_bytes()
+    overwrite(place, b"\xa5" * len(whole))
+    try:
+        lab.train(1)
+        wait_until(lambda: "not tracked yet" in caplog.text)
+        assert (lab.ledger.load()[1].tracked, lab.tracker.find_refusal()) == (False, None)
+    finally:
+        overwrite(place, whole)
     lab.end()
     assert lab.held() == WHOLE
 

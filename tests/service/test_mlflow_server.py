@@ -12,14 +12,17 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
+from unittest.mock import Mock
 
 import pytest
 from helpers.waiting import wait_until
+from mlflow.store.tracking import sqlalchemy_store
 from mlflow.utils.credentials import get_default_host_creds
 from mlflow.utils.rest_utils import http_request
 
 from eigensweep.service import settings
 from eigensweep.service.process import mlflow_server
+from eigensweep.service.process.mlflow_app import make_database
 from eigensweep.service.process.mlflow_server import MlflowServer
 from eigensweep.service.settings import Mlflow
 from eigensweep.workers.tracking.secret_auth import make_variables
@@ -58,6 +61,36 @@ def idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MlflowServ
     server.start()
     yield server
     server.stop()
+
+
+def test_a_database_has_its_name_once_it_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What ends while it is made, as by Ctrl-C or on a full disk, leaves nothing to stumble on."""
+    place, ends = tmp_path / "mlflow.db", True
+
+    def make(uri: str, root: str) -> Mock:
+        draft = Path(uri.removeprefix("sqlite:///"))
+        assert (draft.parent, draft.exists()) == (tmp_path, False)
+        draft.write_text(root)
+        if ends:
+            draft.with_name(f"{draft.name}-journal").touch()
+            raise KeyboardInterrupt
+        return Mock()
+
+    monkeypatch.setattr(sqlalchemy_store, "SqlAlchemyStore", make)
+    with pytest.raises(KeyboardInterrupt):
+        make_database(f"sqlite:///{place}", "a root")
+    assert not place.exists()
+    place.touch()  # a file of no bytes is no database
+    ends = False
+    make_database(f"sqlite:///{place}", "a root")
+    assert ([each.name for each in tmp_path.iterdir()], place.read_text()) == (
+        ["mlflow.db"],
+        "a root",
+    )
+    make_database(f"sqlite:///{place}", "another root")
+    assert place.read_text() == "a root"
 
 
 def test_one_whose_database_is_another_file_is_started_again(

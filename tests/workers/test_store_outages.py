@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
@@ -268,6 +270,24 @@ def test_a_page_that_says_yes_to_everything_is_no_store(page):
             write("e1/x", b"content")
     found = StoreProbe(page).find_problem() or ""
     assert "s3://lab/page shows a file that nobody wrote" in found
+
+
+def test_a_full_disk_to_which_is_copied_is_named(tmp_path, monkeypatch):
+    files, target = FolderFiles(tmp_path / "store"), tmp_path / "elsewhere" / "x"
+    files.write("e1/x", b"content")
+
+    def refuse(*given: Any) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    def fill(source: Path, to: Path) -> None:
+        to.touch()
+        raise OSError(errno.ENOSPC, "No space left on device", str(source))
+
+    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(shutil, "copyfile", fill)
+    with pytest.raises(StorageError, match=rf"cannot write {target}: .*No space left"):
+        files.fetch("e1/x", target)
+    assert not target.exists()
 
 
 class TestTheWatch:

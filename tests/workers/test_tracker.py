@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 import gcs
 import pytest
 from file_ledger import FileLedger
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import BAD_REQUEST
 
 from eigensweep.protocol.ledger import Earlier, TrialEntry
 from eigensweep.protocol.messages import Takeover
@@ -407,6 +409,10 @@ def fail_with(error: Exception) -> Any:
     return fail
 
 
+def refuse(words: str) -> MlflowException:
+    return MlflowException(words, BAD_REQUEST)
+
+
 class NoCredentialsError(Exception):
     """As the library of S3 names it."""
 
@@ -420,6 +426,10 @@ class NoCredentialsError(Exception):
         (ConnectionResetError(104, "reset"), AwayError),
         (OSError(28, "No space left on device"), AwayError),
         (TimeoutError("it takes long"), AwayError),
+        (refuse("(sqlite3.DatabaseError) file is not a database"), AwayError),
+        (refuse('(psycopg.errors.UndefinedTable) relation "runs" is gone'), AwayError),
+        (refuse("(sqlite3.IntegrityError) UNIQUE constraint failed"), MlflowRefusedError),
+        (refuse("a (sqlite3) value"), MlflowRefusedError),
         (ZeroDivisionError("a bug"), ZeroDivisionError),
     ],
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import time
 import uuid
 from collections import Counter
@@ -88,6 +89,9 @@ TRANSIENT = frozenset(
     }
 )
 """Errors of MLflow that may pass: it is starting or busy, or a proxy or a key is being renewed."""
+
+DAMAGED: Final = re.compile(r"\((\w+\.)+(DatabaseError|InternalError|UndefinedTable)\) ")
+"""How the words begin of an answer that a damaged database is the reason for, not the request."""
 
 NOT_NOW: Final = frozenset({401, 408, 429})
 """Statuses below 500 that do not tell whether a server knows the request for many runs."""
@@ -247,8 +251,8 @@ class Runs:
         """
         try:
             _ask(lambda: self._client.get_run(run_id))
-        except MlflowRefusedError:
-            return True
+        except MlflowRefusedError as error:
+            return getattr(error.__cause__, "error_code", None) == "RESOURCE_DOES_NOT_EXIST"
         return False
 
     def list_seeds(self, number: int) -> dict[int, str]:
@@ -586,7 +590,8 @@ def _ask(request: Callable[[], T]) -> T:
     try:
         return request()
     except MlflowException as error:
-        kind = AwayError if error.error_code in TRANSIENT else MlflowRefusedError
+        is_away = error.error_code in TRANSIENT or DAMAGED.search(str(error))
+        kind = AwayError if is_away else MlflowRefusedError
         raise kind(str(error)) from error
     except FORBIDDEN as error:
         raise MlflowRefusedError(str(error)) from error

@@ -110,7 +110,7 @@ class FolderFiles:
             except FileNotFoundError:
                 raise
             except OSError:  # another file system, or one without links
-                shutil.copyfile(source, target)
+                _copy(source, target)
 
     def refresh(self, folder: str) -> None:
         """Make a file there and remove it: a network's file system looks at the folder then."""
@@ -142,6 +142,16 @@ class FolderFiles:
             raise
         except OSError as error:
             self.fail(act, path, error)
+
+
+def _copy(source: Path, target: Path) -> None:
+    try:
+        shutil.copyfile(source, target)
+    except OSError as error:
+        target.unlink(missing_ok=True)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):  # the error names the source
+            raise durable_files.storage_error("write", target, error) from error
+        raise
 
 
 def give_name(draft: Path, place: Path) -> bool:
