@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from dataclasses import replace
+from functools import partialmethod
 from itertools import pairwise
 from typing import Any
 
@@ -210,10 +211,15 @@ class TestDispatcher:
         self, record, launcher, post, tmp_path, monkeypatch
     ):
         goes_on = threading.Event()
-        works = FolderFiles.names
         monkeypatch.setattr(store_probe, "PATIENCE_SECONDS", 0.1)
         monkeypatch.setattr(store_probe, "FRESH_SECONDS", 0.0)
-        monkeypatch.setattr(FolderFiles, "names", lambda *given: goes_on.wait(60) and works(*given))
+
+        def hang(files: FolderFiles, works: Any, path: str) -> Any:
+            goes_on.wait(60)
+            return works(files, path)
+
+        for works in (FolderFiles.names, FolderFiles.size):
+            monkeypatch.setattr(FolderFiles, works.__name__, partialmethod(hang, works))
         clock = iter(range(0, 10**9, 1000))
         options = replace(OPTIONS, storage=str(tmp_path))
         dispatcher = Dispatcher(
