@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 from eigensweep.common.aside import call_aside
 from eigensweep.store.checkpoints import Store
 from eigensweep.store.places.durable_files import StorageError, StoreAwayError
+from eigensweep.store.places.object_files import PROXY
 
 T = TypeVar("T")
 
@@ -27,11 +28,6 @@ FRESH_SECONDS: Final = 5.0
 PATIENCE_SECONDS: Final = 2.0
 """How long a request waits for the store. It may not answer for minutes, and a folder that another
 machine shares may hang for ever."""
-
-SHOWS_ALL: Final = (
-    "shows a file that nobody wrote: something else than the store answers; a proxy may stand "
-    "between (HTTP_PROXY, HTTPS_PROXY, NO_PROXY)"
-)
 
 
 def _close(late: Future[Any]) -> None:
@@ -91,7 +87,8 @@ class StoreProbe:
     def _look(self) -> None:
         try:
             size = self._store.files.size(f".probe/{secrets.token_hex(8)}")
-            self._found = None if size is None else f"{self._store.place} {SHOWS_ALL}"
+            foreign = f"{self._store.place} shows a file that nobody wrote; {PROXY}"
+            self._found = None if size is None else foreign
         except StorageError as error:
             self._found = str(error)
         self._fresh_until = self._clock() + FRESH_SECONDS

@@ -279,7 +279,7 @@ class Experiment(Remote):
         return self._act("unarchive")
 
     def deliver(self) -> Self:
-        """Have MLflow get all of it again, once it is over, as after MLflow lost its runs."""
+        """Send it to MLflow once more, once it is over: for example after MLflow lost its runs."""
         return self._act("deliver")
 
     def delete(self, *, confirm: bool) -> None:

@@ -487,7 +487,7 @@ _add_action(
 _add_action("archive", "Leave experiments that are over out of lists; nothing of them is removed.")
 _add_action("unarchive", "Show archived experiments in lists again.")
 _add_action(
-    "deliver", "Have MLflow get all of experiments that are over again, as after it lost them."
+    "deliver", "Send finished experiments to MLflow once more, for example after it lost them."
 )
 
 

@@ -369,11 +369,8 @@ class DeliveryLedger(Protocol):
     def walk(self) -> Iterator[TrialEntry]:
         """Yield every trial, by number."""
 
-    def forget_delivery(self) -> bool:
-        """Record that MLflow holds nothing of the experiment's trials any more.
-
-        Do nothing and return False if their curves were pruned from the store.
-        """
+    def forget_delivery(self) -> None:
+        """Record that MLflow holds nothing of the experiment's trials any more."""
 
     def set_run(self, run_id: str, project_id: str) -> None:
         """Record the experiment's own MLflow run, and the experiment of MLflow's that holds it."""

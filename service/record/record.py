@@ -17,7 +17,7 @@ from eigensweep.protocol.messages import Notice
 from eigensweep.protocol.states import DRIVEN, ENDED, OPEN_TRIALS
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record.changes.control import lock
-from eigensweep.service.record.changes.posting import check_quotas, is_same, make_row
+from eigensweep.service.record.changes.posting import check_quotas, have_same_spec, make_row
 from eigensweep.service.record.changes.reopening import Reopening
 from eigensweep.service.record.changes.retention import Retention
 from eigensweep.service.record.errors import IdempotencyKeyReusedError, NotLeadingError
@@ -110,7 +110,7 @@ class Record(Reopening, Retention):
             return None
         if (earlier := rows.get(ExperimentRow, id)) is None:
             return None  # it was removed at this moment
-        if not is_same(earlier, posted):
+        if not have_same_spec(earlier, posted):
             raise IdempotencyKeyReusedError(
                 f"this key was used for experiment {id}, which was posted with a different body"
             )

@@ -294,11 +294,10 @@ class FileLedger:
         with self._change() as content:
             content["tracked"] = True
 
-    def forget_delivery(self) -> bool:
+    def forget_delivery(self) -> None:
         with self._change() as content:
             for number in content["trials"]:
                 content["trials"][number]["tracked"] = False
-        return True
 
     def set_delivered(
         self, runs: Mapping[int, str], project_id: str, whole: Collection[int]

@@ -484,7 +484,7 @@ class TestEveryLedger:
             ledger.open(number, "scornn", {}, CONFIG, "abc")
         ledger.set_delivered({0: "run7", 2: "run9"}, "1", [0, 2])
         assert [entry.tracked for entry in ledger.load()] == [True, False, True]
-        assert ledger.forget_delivery()
+        ledger.forget_delivery()
         assert [entry.tracked for entry in ledger.load()] == [False, False, False]
         assert ledger.load()[0].run_id == "run7"
 

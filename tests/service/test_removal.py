@@ -94,12 +94,11 @@ class TestDeliver:
         assert kinds.count("experiment.delivery_requested") == 1
         assert record.claim(ledger.experiment_id) is not None
 
-    def test_without_its_curves_that_is_refused(self, client, record, ledger):
-        ledger.set_tracked()
-        record.prune(ledger.experiment_id, "none")
-        answer = client.post(f"/v1/experiments/{ledger.experiment_id}/deliver")
-        assert (answer.status_code, "were pruned" in answer.json()["detail"]) == (409, True)
-        assert record.claim(ledger.experiment_id) is None
+    def test_one_that_never_began_stays_unknown_to_mlflow(self, client, record, spec):
+        id = record.add(ExperimentSpec.model_validate(spec()))[0].id
+        record.cancel(id)
+        assert client.post(f"/v1/experiments/{id}/deliver").json()["delivered"]
+        assert record.claim(id) is None
 
 
 class Deleter:

@@ -91,7 +91,7 @@ TRANSIENT = frozenset(
 """Errors of MLflow that may pass: it is starting or busy, or a proxy or a key is being renewed."""
 
 DAMAGED: Final = re.compile(r"\((\w+\.)+(DatabaseError|InternalError|UndefinedTable)\) ")
-"""How the words begin of an answer that a damaged database is the reason for, not the request."""
+"""What stands in an answer whose reason is a damaged database, and not the request."""
 
 NOT_NOW: Final = frozenset({401, 408, 429})
 """Statuses below 500 that do not tell whether a server knows the request for many runs."""

@@ -342,9 +342,7 @@ class Tracker:
 
     def _deliver_anew(self) -> None:
         """Deliver all trials from the beginning, since MLflow has lost what it held of them."""
-        if not self._ledger.forget_delivery():
-            logger.error("MLflow has lost trials whose curves were pruned; they are not delivered")
-            return
+        self._ledger.forget_delivery()
         logger.warning("MLflow has lost what it held of the experiment: all is delivered anew")
         known = {entry.number: entry for entry in self._ledger.walk() if _is_new(entry)}
         with self._lock:  # what was heard meanwhile is newer

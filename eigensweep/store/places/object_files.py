@@ -54,10 +54,8 @@ KEY_CODES: Final = frozenset(
 SKEWED: Final = "RequestTimeTooSkewed"
 """What S3 answers to a request whose time is far from its own."""
 
-FOREIGN: Final = (
-    "something else than S3 answers, with status {}; a proxy may stand between (HTTP_PROXY, "
-    "HTTPS_PROXY, NO_PROXY)"
-)
+PROXY: Final = "a proxy may stand between (HTTP_PROXY, HTTPS_PROXY, NO_PROXY)"
+FOREIGN: Final = f"something else than S3 answers, with status {{}}; {PROXY}"
 
 BLOCK: Final = 4 * 1024 * 1024
 """Bytes that one request fetches of an object that is read piece by piece."""

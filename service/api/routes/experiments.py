@@ -349,11 +349,11 @@ ACTS: Final[dict[Action, _Act]] = {
         "Show an experiment in lists again. Retry and extend do so, too.",
     ),
     "deliver": _Act(
-        "Deliver an experiment to MLflow again",
-        """Have MLflow get all runs of an experiment that is over again, as after MLflow lost them.
+        "Send a finished experiment to MLflow once more",
+        """Send all runs of a finished experiment to MLflow once more, in case it lost them.
 
-        Runs that MLflow still has stay and are completed. Answered 409 if the experiment is not
-        over, or if its curves were pruned from the store.
+        Runs that MLflow still has are kept, and get what they lack. `delivered` is false until all
+        of it has arrived. An experiment that is not over is answered 409.
         """,
     ),
     "delete": _Act(

@@ -12,7 +12,7 @@ from typing import Final
 from sqlalchemy import delete, select, update
 
 from eigensweep.protocol.states import ACTIONS, DONE, DRIVEN, Action
-from eigensweep.service.record.errors import ConflictError, ExperimentNotFoundError, WrongStateError
+from eigensweep.service.record.errors import ExperimentNotFoundError, WrongStateError
 from eigensweep.service.record.journal import emit, end_experiment, move_experiment
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.rows import RowSession
@@ -94,20 +94,12 @@ class Control(Queries):
 
     @database.transaction
     def deliver(self, rows: RowSession, id: str) -> None:
-        """Have MLflow get all of a finished experiment again, from the store.
+        """Send all of a finished experiment to MLflow once more, from the store.
 
-        Nothing changes while it is delivered, and for one that never began.
-
-        Raises:
-            ConflictError: if its curves were pruned from the store.
+        Nothing changes if it is still being delivered, or never began.
         """
         experiment = lock(rows, id)
         was_done(experiment, "deliver")
-        if experiment.kept is not None:
-            raise ConflictError(
-                f"the curves of experiment {id} were pruned from the store, so MLflow cannot get "
-                f"them again; 'eigensweep export {id}' has what this service still shows"
-            )
         if experiment.tracked and experiment.generation:
             experiment.tracked = False
             rows.execute(update(TrialRow).where(TrialRow.experiment_id == id).values(tracked=False))

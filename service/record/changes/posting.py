@@ -60,15 +60,15 @@ def make_row(
     )
 
 
-def is_same(experiment: ExperimentRow, posted: ExperimentRow) -> bool:
-    """Return whether an experiment was posted with the spec of another row.
+def have_same_spec(stored: ExperimentRow, posted: ExperimentRow) -> bool:
+    """Return whether a stored experiment has the spec that is posted now.
 
-    An earlier version may have stored it, whose specs had fewer fields.
+    An earlier version may have stored it. Its specs had fewer fields, so their digests differ.
     """
-    if experiment.fingerprint == posted.fingerprint:
+    if stored.fingerprint == posted.fingerprint:
         return True
     try:
-        spec = ExperimentSpec.from_stored(experiment.spec)
+        spec = ExperimentSpec.from_stored(stored.spec)
     except UnreadableSpecError:
         return False
     return _write_json(spec)[1] == posted.fingerprint

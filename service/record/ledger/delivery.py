@@ -31,12 +31,9 @@ class DeliveryWrites(LedgerPart):
         experiment.tracked, experiment.notices = True, None
 
     @writes
-    def forget_delivery(self, rows: RowSession, experiment: ExperimentRow) -> bool:
-        if experiment.kept is not None:
-            return False
+    def forget_delivery(self, rows: RowSession, experiment: ExperimentRow) -> None:
         mine = TrialRow.experiment_id == self.experiment_id
         rows.execute(update(TrialRow).where(mine).values(tracked=False))
-        return True
 
     @writes
     def set_delivered(

@@ -34,7 +34,7 @@ from eigensweep.search_spaces.shipped.reproductions import (
     suite_names,
 )
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.service.record.changes.posting import is_same, make_row
+from eigensweep.service.record.changes.posting import have_same_spec, make_row
 from eigensweep.service.record.errors import (
     ConflictError,
     ExperimentNotFoundError,
@@ -252,16 +252,16 @@ class Reproductions:
             attempt += 1
 
     def _find_open(self, spec: ExperimentSpec, owner: str) -> str | None:
-        """Return the experiment of an open reproduction that has this spec and is not over.
+        """Return an experiment of an open reproduction that has this spec and is not over.
 
-        An earlier version may have posted it, with a key of its own: its specs had fewer fields.
+        Its idempotency key does not find one that an earlier version has posted.
         """
         wanted = make_row(spec)
         for id in {each.id for found in self.list(OPEN) for each in found.posted if each.id}:
             with suppress(ExperimentNotFoundError):
                 row = self.record.row(id)
                 is_open = row.owner == owner and row.state not in ENDED | {"deleting"}
-                if is_open and is_same(row, wanted):
+                if is_open and have_same_spec(row, wanted):
                     return id
         return None
 
