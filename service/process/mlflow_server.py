@@ -112,9 +112,10 @@ class MlflowServer:
         self.start()
 
     def _end_if_silent(self, problem: str | None) -> None:
+        if problem is None or self._database is not None:
+            self._end_if_replaced()
         if problem is None:
             self._looks_left = LOOKS
-            self._end_if_replaced()
         elif self._looks_left:
             self._looks_left -= 1
             if not self._looks_left:

@@ -39,6 +39,8 @@ from eigensweep.store.upkeep.thinning import Keep
 
 PATIENCE_SECONDS: Final = 3.0
 """How long MLflow may take to answer."""
+LONGEST_WORDS: Final = 300
+"""Letters of what MLflow answers instead of a success that are told."""
 
 OFF: Final = "off"
 SHORTEST_SECRET: Final = 16
@@ -165,10 +167,13 @@ class Mlflow:
                     lacks = "it wants one: set EIGENSWEEP_MLFLOW_TOKEN"
                     has = "it is the server of another secret"
                     return f"it answers 401: {lacks if self.token is None else has}"
-                if not answer.is_success:
-                    return f"it answers {answer.status_code}"
                 kind = answer.headers.get("content-type", "")
-                if not kind.startswith("application/json"):
+                is_json = kind.startswith("application/json")
+                if not answer.is_success:
+                    said = next(answer.iter_text(LONGEST_WORDS), "") if is_json else ""
+                    words = (f"it answers {answer.status_code}", " ".join(said.split()))
+                    return ": ".join(filter(None, words))
+                if not is_json:
                     return f"instead of MLflow something else answers, with {kind or 'no type'}"
                 return None
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:

@@ -93,15 +93,16 @@ def test_a_database_has_its_name_once_it_is_whole(
     assert place.read_text() == "a root"
 
 
+@pytest.mark.parametrize("problem", [None, "it answers 400, since its database is damaged"])
 def test_one_whose_database_is_another_file_is_started_again(
-    idle: MlflowServer, tmp_path: Path
+    idle: MlflowServer, tmp_path: Path, problem: str | None
 ) -> None:
     first = idle._process
     for _ in range(3):
         idle.watch(lambda: None)
     assert (idle._process, first.poll()) == (first, None)
     (tmp_path / "mlflow" / "mlflow.db").unlink()
-    wait_until(lambda: idle.watch(lambda: None) or idle._process is not first)
+    wait_until(lambda: idle.watch(lambda: problem) or idle._process is not first)
     second = idle._process
     for _ in range(3):
         idle.watch(lambda: None)
@@ -129,14 +130,16 @@ class Other(BaseHTTPRequestHandler):
 
     sent: ClassVar[list[str | None]] = []
     kind: ClassVar[str] = "application/json"
+    status: ClassVar[int] = 200
 
     def do_GET(self) -> None:
         self.sent.append(self.headers["Authorization"])
         knows = self.path == "/health" or self.headers["Authorization"] == "Bearer theirs"
-        self.send_response(200 if knows else 401)
+        self.send_response(self.status if knows else 401)
         if self.kind:
             self.send_header("Content-Type", self.kind)
         self.end_headers()
+        self.wfile.write(b'{"message":\n "%b"}' % (b"damaged " * 1000))
 
     def log_message(self, *_: object) -> None:
         return None
@@ -161,6 +164,17 @@ def test_a_page_of_a_proxy_is_no_mlflow(
     monkeypatch.setattr(Other, "kind", kind)
     words = f"instead of MLflow something else answers, with {told}"
     assert Mlflow(url, url, "theirs").find_problem() == words
+
+
+def test_the_beginning_of_what_it_answers_is_told(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Other, "status", 400)
+    told = Mlflow(url, url, "theirs").find_problem() or ""
+    assert told.startswith('it answers 400: {"message": "damaged damaged')
+    assert len(told) < 350
+    monkeypatch.setattr(Other, "kind", "text/html")
+    assert Mlflow(url, url, "theirs").find_problem() == "it answers 400"
 
 
 @pytest.mark.parametrize("name", ["http_proxy", "HTTP_PROXY"])
