@@ -41,6 +41,7 @@ from eigensweep.service.settings import Settings
 from eigensweep.tasks import TASKS
 from eigensweep.training.lanes.stacked.group import explain_alone
 from eigensweep.training.notebook import TrialResult, train
+from eigensweep.training.weights import load
 
 REFERENCE = Path(__file__).parent / "reference"
 START, END = "<!-- generated -->\n", "<!-- end of generated -->"
@@ -192,7 +193,7 @@ def make_trial(model: str, task: str, flag: str) -> TrialConfig:
     return TrialConfig.from_dict(content).resolve()
 
 
-PYTHON = (train, TrialResult, Client, Experiment, Trial, TrialTable, Analysis, Reproduction)
+PYTHON = (train, TrialResult, load, Client, Experiment, Trial, TrialTable, Analysis, Reproduction)
 """What a notebook or a script uses."""
 
 

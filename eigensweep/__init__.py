@@ -1,8 +1,8 @@
 """Eigensweep: hyperparameter search for long-memory recurrent networks, as a service.
 
 `train` trains one configuration in this process, without a service. `Client` posts experiments to
-a service over HTTP. Each is imported when it is first used, so `import eigensweep` loads neither
-torch nor Ray.
+a service over HTTP. `load` returns the network of a file of weights. Each is imported when it is
+first used, so `import eigensweep` loads neither torch nor Ray.
 
 In the repository, models, tasks, search_spaces, workers and service are symbolic links to the
 folders beside this one; the other rooms lie here. An installed package holds all of them.
@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from eigensweep.client import Client as Client
     from eigensweep.training.notebook import train as train
+    from eigensweep.training.weights import load as load
 
-__all__ = ["Client", "train"]
+__all__ = ["Client", "load", "train"]
 
 
 def __getattr__(name: str) -> Any:
@@ -28,6 +29,10 @@ def __getattr__(name: str) -> Any:
         from eigensweep.training.notebook import train
 
         return train
+    if name == "load":
+        from eigensweep.training.weights import load
+
+        return load
     raise AttributeError(f"module 'eigensweep' has no attribute '{name}'")
 
 

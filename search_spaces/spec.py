@@ -339,13 +339,14 @@ class ExperimentSpec(Strict):
             ConstraintError: if it breaks one of `search.constraints`.
         """
         try:
-            config = self._assemble(point).resolve()
+            written = self._assemble(point)
+            config = written.resolve()
         except ValidationError as error:
             message = _say_first(error)
         except ValueError as error:
             message = str(error)
         else:
-            self._check_constraints(point, config)
+            self._check_constraints(point, written, config)
             return config
         raise InvalidPointError(f"arms.{point.arm}", message, got=dict(point.params))
 
@@ -359,8 +360,12 @@ class ExperimentSpec(Strict):
             pass  # it breaks another rule
         return True
 
-    def _check_constraints(self, point: Point, config: TrialConfig) -> None:
-        fields = {each: vars(getattr(config, each)) for each in SEARCHED if self._constraints}
+    def _check_constraints(self, point: Point, written: TrialConfig, resolved: TrialConfig) -> None:
+        fields: dict[str, dict[str, Any]] = {}
+        for section in SEARCHED if self._constraints else ():
+            fields[section] = dict(vars(getattr(written, section)))  # also shares, budgets, epochs
+            known = vars(getattr(resolved, section)).items()
+            fields[section] |= {name: value for name, value in known if value is not None}
         for constraint in self._constraints:
             try:
                 words = "" if constraint.holds(fields) else f"'{constraint.text}' does not hold"
@@ -441,10 +446,13 @@ class ExperimentSpec(Strict):
 
 
 def _change(base: Config, changes: Mapping[str, Any] | None) -> Config:
-    """Return a copy of `base` with other values in some fields, validated again."""
+    """Return a copy of `base` with other values in some fields, validated again.
+
+    A default counts as not given: a spec that was stored has all of them.
+    """
     if changes is None:
         return base
-    given = base.model_dump(exclude_unset=True)
+    given = base.model_dump(exclude_unset=True, exclude_defaults=True)
     if isinstance(base, ModelConfig | TaskConfig):
         given["name"] = base.name
     return type(base).model_validate({**given, **replace_fields(vars(base), changes)})

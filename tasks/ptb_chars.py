@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from math import log
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -62,6 +62,13 @@ class PtbCharsConfig(TaskConfig):
         if isinstance(fields, dict) and fields.get("reading") == "sentences":
             return {"bptt": treebank.LONGEST_LINE, **fields}
         return fields
+
+    @model_validator(mode="after")
+    def _follows_the_reading(self) -> Self:
+        """Count that length as not given, so that with another reading it is another one."""
+        if self.reading == "sentences" and self.bptt == treebank.LONGEST_LINE:
+            self.model_fields_set.discard("bptt")
+        return self
 
     def check(self) -> None:
         super().check()

@@ -70,7 +70,7 @@ def back_up(
     with _failures(call, "no backup was made"), private_umask():
         manifest = back_up(Settings(), file.expanduser().absolute())
         if keep is not None:
-            removed = remove_older(folder, keep)
+            removed = remove_older(file, keep)
     lines = [
         f"{say_count(len(manifest.files), 'file')}, {decimal(manifest.size)}: {file}",
         *(f"removed: {path}" for path in removed),

@@ -419,6 +419,8 @@ def compare(
 ) -> None:
     """Compare trials, arms or experiments seed by seed: difference, interval, p-value, effect."""
     if effort:
+        if smallest is not None:
+            call.fail("--smallest is for a comparison seed by seed; leave out --effort, or it")
         call.tell(call.client.compare_effort(*names, metric=metric))
     else:
         call.tell(call.client.compare(*names, metric=metric, smallest=smallest))

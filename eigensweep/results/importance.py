@@ -9,6 +9,7 @@ that are judged together, so a parameter that only some trials have is judged am
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -22,7 +23,7 @@ EVALUATOR = "mean_decrease_impurity"
 
 LEAST_TRIALS = 4
 MOST_TRIALS = 2000
-"""The most trials that are used; of more, a sample evenly spread over their order."""
+"""The most trials that are used; of more, so many that are drawn at random."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ def measure_importance(
     trials: Sequence[Scored],
 ) -> list[Importance]:
     """Return the importance of each of an arm's parameters, the largest share first."""
-    trials = trials[:: -(-len(trials) // MOST_TRIALS)] if trials else trials
+    if len(trials) > MOST_TRIALS:  # not every other one, which would leave out values of a grid
+        trials = random.Random(0).sample(trials, MOST_TRIALS)
     everywhere = [path for path in axes if all(path in trial.params for trial in trials)]
     found = _judge(everywhere, trials)
     for path in axes:

@@ -22,11 +22,11 @@ def read_goals(names: Sequence[str], result: Result) -> list[float | None]:
 def find_front(points: Sequence[Sequence[float]]) -> list[int]:
     """Return the places of points that no other one beats, where lower is better throughout.
 
-    They come in rising order of the first number. Of equal points the first one counts. A point has
-    one to three numbers, so that one look at each, in order, is enough.
+    They come in rising order of the first number. Equal points beat one another in nothing. A point
+    has one to three numbers, so that one look at each, in order, is enough.
 
     >>> find_front([(2, 2), (1, 3), (3, 3), (2, 1), (1, 3)])
-    [1, 3]
+    [1, 4, 3]
     """
     front: list[int] = []
     seconds: list[float] = []  # of those met so far that no other one beats in the last two numbers
@@ -35,6 +35,8 @@ def find_front(points: Sequence[Sequence[float]]) -> list[int]:
         _, second, third = (*points[place], 0.0, 0.0)[:3]
         end = bisect_right(seconds, second)
         if end and thirds[end - 1] <= third:
+            if front and points[place] == points[front[-1]]:
+                front.append(place)
             continue
         front.append(place)
         begin = bisect_left(seconds, second)

@@ -261,7 +261,8 @@ class _Replicate:
 
 def _train_side_by_side(replicates: Sequence[_Replicate]) -> None:
     """Train all replicates to the end, as lanes of one group."""
-    from eigensweep.training.lanes.stacked.group import Group  # loads what most configs never need
+    # loads what most configs never need
+    from eigensweep.training.lanes.stacked.group import Group, LaneError
 
     behind = [each for each in replicates if not each.training.is_finished]
     if behind:
@@ -276,6 +277,9 @@ def _train_side_by_side(replicates: Sequence[_Replicate]) -> None:
                         group.leave(each.training)
                         behind.remove(each)
                     each.glance(partial(group.update, each.training) if each in behind else None)
+        except LaneError as error:  # what was wrong is its cause, as without lanes
+            cause = error.__cause__ or error
+            raise cause from cause.__cause__
         finally:
             group.close()
     for each in replicates:

@@ -7,10 +7,12 @@ checkpoint. Either is read with `weights_only`, so no code of it is run.
 from __future__ import annotations
 
 import io
+import json
 import logging
+import pickle
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 
@@ -22,6 +24,9 @@ from eigensweep.training.selection import Weights, selected_weights
 logger = logging.getLogger(__name__)
 
 Which = Literal["best", "last"]
+
+UNREADABLE: Final = (AttributeError, EOFError, LookupError, RuntimeError, pickle.UnpicklingError)
+"""What reading a file raises that PyTorch has not written, or that holds no dict."""
 
 
 class NoWeightsError(ValueError):
@@ -63,6 +68,30 @@ class KeptWeights:
         torch.save(content, buffer)
         Path(path).write_bytes(buffer.getvalue())
         return Path(path)
+
+
+def load(path: Path | str) -> Model:
+    """Return the network of a file of weights, on the CPU, ready to be evaluated.
+
+    `eigensweep weights` writes such files, and MLflow has one with each experiment's run. No
+    service is asked. `network(x)` gives (logits, state), for x of shape (τ, B) or (τ, B, m).
+
+    Raises:
+        NoWeightsError: if it is no such file.
+        FileNotFoundError: if there is no file.
+        UnknownNameError: if no package that is installed here has its model or its task.
+    """
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        config, seed, step, weights = map(content.get, ("config", "seed", "step", "weights"))
+    except UNREADABLE as error:
+        raise NoWeightsError(f"{path} cannot be read by torch.load: {error}") from error
+    if config is None or weights is None:
+        raise NoWeightsError(
+            f"{path} has no config and weights; what `eigensweep weights` writes has both, the "
+            "last weights, too"
+        )
+    return KeptWeights(TrialConfig.from_dict(json.loads(config)), seed, step, weights).load()
 
 
 def read_weights(content: bytes, config: TrialConfig, which: Which) -> KeptWeights:

@@ -164,9 +164,14 @@ def name_by_time(folder: Path) -> Path:
     return folder / time.strftime(NAME_BY_TIME, time.gmtime())
 
 
-def remove_older(folder: Path, keep: int) -> list[Path]:
-    """Remove all but the newest `keep` backups with such names; return what was removed."""
-    older = sorted(folder.glob(NAMES_BY_TIME))[:-keep]
+def remove_older(made: Path, keep: int) -> list[Path]:
+    """Remove all but the newest `keep` backups in the folder of the one that was just made.
+
+    Those with a later name are from when the clock was ahead, and go first. Returns what was
+    removed.
+    """
+    found = made.parent.glob(NAMES_BY_TIME)
+    older = sorted(found, key=lambda path: (path.name <= made.name, path.name))[:-keep]
     for path in older:
         path.unlink(missing_ok=True)
     return older

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import subprocess
@@ -54,6 +55,22 @@ def test_the_parameter_that_decides_comes_first():
     assert found[0].share > 0.5
     assert sum(each.share for each in together) == pytest.approx(1.0)
     assert found == measure_importance(axes(), trials)
+
+
+def test_of_a_large_grid_each_value_of_each_axis_is_seen():
+    """A grid is walked with its last axis changing fastest, so every other trial has one value."""
+    points = itertools.product(range(50), [8, 16, 32], range(10), ["adam", "rmsprop"])
+    trials = [
+        Scored(
+            {"optimizer.lr": 10 ** -(1 + a / 25), "model.hidden_size": b, "optimizer.name": c},
+            float(c == "adam"),
+        )
+        for a, b, _, c in points
+    ]
+    assert len(trials) > MOST_TRIALS
+    first = measure_importance(axes(), trials)[0]
+    assert (first.path, first.problem) == ("optimizer.name", None)
+    assert first.share == pytest.approx(1.0, abs=0.01)
 
 
 def test_a_conditional_parameter_is_judged_among_its_trials():

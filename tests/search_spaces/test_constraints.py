@@ -88,6 +88,43 @@ def test_a_rule_that_makes_no_sense_is_told(rule, words):
         check_spec(make(rule))
 
 
+@pytest.mark.parametrize(
+    ("model", "space", "rule", "kept"),
+    [
+        (
+            {"name": "enrnn", "hidden_size": 40},
+            {"model.short_fraction": [0.2, 0.6], "model.negative_fraction": [0.2, 0.9]},
+            "model.short_fraction + model.negative_fraction <= 1.2",
+            [True, True, True, False],
+        ),
+        (
+            {"name": "lstm"},
+            {"model.parameters": [3000, 20_000], "optimizer.lr": [0.01, 0.001]},
+            "model.parameters <= 6000 or optimizer.lr < 0.01",
+            [True, True, False, True],
+        ),
+        (
+            {"name": "lstm", "hidden_size": 8},
+            {"training.epochs": [1, 5], "optimizer.lr": [0.01, 0.001]},
+            "training.epochs < 5 or optimizer.lr < 0.01",
+            [True, True, False, True],
+        ),
+    ],
+)
+def test_a_rule_reads_shares_budgets_and_epochs_as_written(model, space, rule, kept):
+    """To resolve a configuration makes units and steps of them."""
+    spec = ExperimentSpec.model_validate(
+        {
+            "task": {"name": "adding", "length": 20},
+            "model": model,
+            "training": {"epochs": 1},
+            "search": {"space": space, "constraints": [rule]},
+        }
+    )
+    check_spec(spec)
+    assert [spec.keeps(point) for point in spec.space()] == kept
+
+
 def test_points_that_break_a_rule_are_told_before():
     spec = make(ORDERED)
     check_spec(spec)

@@ -140,6 +140,17 @@ def test_a_search_varies_items_of_a_list_and_leaves_the_others():
     assert found == searched.space().point(1)
 
 
+@pytest.mark.parametrize("reading", ["tokens", "sentences"])
+def test_a_stored_spec_has_the_configurations_of_the_posted(reading):
+    """A stored one has all defaults, and a default may follow from what a search varies."""
+    space = {"task.reading": ["tokens", "sentences"]}
+    task = {"name": "ptb_chars", "reading": reading}
+    posted = spec(task=task, search={"space": space})
+    stored = ExperimentSpec.from_stored(posted.model_dump(mode="json"))
+    for each in (posted, stored):
+        assert [each.trial(point).task.bptt for point in each.space()] == [150, 518]
+
+
 def test_every_configuration_trains_the_same_seeds():
     arms = [{"model": {"name": "lstm"}}, {"model": {"name": "gru"}}]
     read = spec(model=None, arms=arms, seed=5, replicates=3, search={"space": SEARCHED})

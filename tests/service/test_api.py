@@ -614,6 +614,22 @@ class TestReading:
         chart = f"&compareRunsMode=CHART&viewStateShareKey={ledger.experiment_id}"
         assert links["mlflow"] == f"{runs}{training}{chart}"
 
+    def test_a_page_offers_to_deliver_again_what_was(self, settings, record, dispatcher, spec):
+        here = Mlflow("http://127.0.0.1:5000", "http://127.0.0.1:5000")
+        client = TestClient(create_app(settings, record, dispatcher, here))
+        ledger = post_and_claim(client, record, spec())
+        ledger.set_run("parent", "7")
+        button = f'data-post="/v1/experiments/{ledger.experiment_id}/deliver"'
+
+        def is_offered() -> bool:
+            return button in client.get(f"/experiments/{ledger.experiment_id}").text
+
+        assert not is_offered()
+        ledger.end("completed")
+        assert not is_offered(), "it is on its way"
+        ledger.set_tracked()
+        assert is_offered()
+
     def test_the_catalogue_describes_every_model_and_task(self, client):
         for kind, registry in (("models", MODELS), ("tasks", TASKS)):
             listed = client.get(f"/v1/{kind}").json()["items"]

@@ -487,7 +487,8 @@ class TestCommands:
         folder = tmp_path / "backups"
         folder.mkdir()
         (folder / "mine.tar.gz").touch()
-        moments = [time.gmtime(60 * minute) for minute in range(4)]
+        minutes = [0, 1, 2, 3, 9_999, 1_440, 2_880]  # once the clock was ahead
+        moments = [time.gmtime(60 * minute) for minute in minutes]
         monkeypatch.setattr(backup.time, "gmtime", lambda: moments.pop(0))
         for _ in range(4):
             made = CliRunner().invoke(command_line, ["backup", str(folder), "--keep", "2"])
@@ -497,6 +498,12 @@ class TestCommands:
             "eigensweep-19700101-000200.tar.gz",
             "eigensweep-19700101-000300.tar.gz",
             "mine.tar.gz",
+        ]
+        for _ in range(3):
+            made = CliRunner().invoke(command_line, ["backup", str(folder), "--keep", "1"])
+            assert made.exit_code == 0, made.output
+        assert sorted(path.name for path in folder.glob("eigensweep*")) == [
+            "eigensweep-19700103-000000.tar.gz"
         ]
         made = CliRunner().invoke(command_line, ["backup", str(tmp_path / "x.gz"), "--keep", "2"])
         assert made.exit_code == 2

@@ -565,6 +565,8 @@ class TestOverviews:
         assert set(numbers) >= {39, 38, 37, 36, 35}
         assert 10 <= len(numbers) <= 12
         assert numbers == sorted(numbers)
+        others = set(numbers) - {39, 38, 37, 36, 35}
+        assert {number % 2 for number in others} == {0, 1}, "two arms that take turns"
 
     def test_paper_and_measured_stand_side_by_side(self, client, ledger):
         items = client.get(f"/v1/experiments/{ledger.experiment_id}/published").json()["items"]

@@ -20,7 +20,7 @@ from orders import make_order
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
-from eigensweep import train
+from eigensweep import load, train
 from eigensweep.client import Client
 from eigensweep.client.experiments import Experiment
 from eigensweep.client.trial import Trial
@@ -270,6 +270,24 @@ def test_the_command_writes_a_file(experiment, monkeypatch, tmp_path):
     network = experiment.trial(0).load()
     network.load_state_dict(found["weights"])
     assert set(found) == {"config", "seed", "step", "weights"}
+
+
+def test_a_file_of_weights_is_a_network_without_a_service(client, ledger, experiment, tmp_path):
+    path = f"/v1/experiments/{ledger.experiment_id}/trials/0/weights"
+    (tmp_path / "asked.pt").write_bytes(client.get(path).content)
+    experiment.trial(0).weights("last").save(tmp_path / "last.pt")
+    for file, which in (("asked.pt", "best"), ("last.pt", "last")):
+        assert torch.equal(run(load(tmp_path / file)), run(experiment.trial(0).load(which)))
+
+
+@pytest.mark.parametrize("content", ["", "hello", "PK", [1, 2], {"model": {}, "step": 3}])
+def test_a_file_without_weights_is_refused_in_words(tmp_path, content):
+    path = tmp_path / "other.pt"
+    torch.save(content, path)
+    if isinstance(content, str):
+        path.write_text(content)
+    with pytest.raises(NoWeightsError, match=r"other.pt (cannot be read by|has no config and)"):
+        load(path)
 
 
 @pytest.mark.parametrize(

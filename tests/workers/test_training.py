@@ -443,6 +443,24 @@ class TestReplicates:
         assert told == [(seed, p) for seed, curve in result.curves.items() for p in curve]
         assert to_exact(result.replicates[1]) == to_exact(train_toy(trial(), seed=6).result())
 
+    @pytest.mark.parametrize("replicates", [2, 3])  # three train side by side
+    def test_train_raises_what_a_users_own_task_does(self, replicates, monkeypatch):
+        def fail(task, step, seed):
+            if (step, seed) == (3, 1):
+                raise OSError("no such batch")
+            return batch(task, step, seed)
+
+        batch = TASKS["copying"].train_batch
+        monkeypatch.setattr(TASKS["copying"], "train_batch", fail)
+        content = {
+            "task": {"name": "copying", **SMALL_TASKS["copying"]},
+            "model": {"name": "scornn", **MODEL_SIZES["scornn"]},
+            "training": {"steps": 6, "evaluate_every": 3},
+            "replicates": replicates,
+        }
+        with pytest.raises(OSError, match="no such batch"):
+            train(content, progress=False)
+
     def test_train_goes_on_from_its_folder_and_to_a_longer_budget(self, tmp_path, monkeypatch):
         def no_more(task, step, seed):
             if step == 25:

@@ -358,7 +358,7 @@ ACTS: Final[dict[Action, _Act]] = {
     ),
     "delete": _Act(
         "Delete an experiment for good",
-        """Remove an experiment that is over: its runs in MLflow, its checkpoints, study and rows.
+        """Remove an experiment that is over: its runs in MLflow, its checkpoints and rows.
 
         It is `deleting` until all of it is gone, and then it is answered 404. What other
         experiments took over from it they keep as numbers, without its weights.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sqlalchemy import Row, func, or_, select
+from sqlalchemy import BigInteger, Row, cast, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
 from eigensweep.protocol.messages import Params
@@ -29,6 +29,8 @@ from eigensweep.service.record.views.queries import (
 
 BY_VALUE = TRIAL_SORTS["value"]
 """The columns of the ranking."""
+MIXER, PRIME = 618_034, 1_000_003
+"""A number times the first, modulo the second, is spread evenly, and in time with no grid."""
 
 
 @dataclass
@@ -117,8 +119,9 @@ def list_points(
 
     The latter are of about `most` of them.
 
-    Half of those are the best ones, the others are spread evenly over the rest. Trials with a
-    lineage are left out: their value is not that of one point.
+    Half of those are the best ones, the others are spread evenly over the rest. That is not every
+    fourth one, say: where arms take turns, it would leave an arm out. Trials with a lineage are
+    left out: their value is not that of one point.
     """
     ended = (
         TrialRow.experiment_id == id,
@@ -134,7 +137,8 @@ def list_points(
         best = select(TrialRow.number).where(TrialRow.experiment_id == id, TrialRow.rank < UNRANKED)
         best = best.order_by(*BY_VALUE).limit(most // 2)
         stride = -(-2 * count // most)
-        chosen = chosen.where(or_(TrialRow.number % stride == 0, TrialRow.number.in_(best)))
+        mixed = cast(TrialRow.number, BigInteger) * MIXER % PRIME
+        chosen = chosen.where(or_(mixed < PRIME // stride, TrialRow.number.in_(best)))
     return count, session.execute(chosen).all()
 
 

@@ -2,7 +2,8 @@
 
 A trial's time is its optimizer step, and trials are compared by their best value so far. A driver
 is restarted after any kill: ended trials come back as `Past`, and an open trial brings its earlier
-reports in its order, so that no rung is forgotten and none is judged twice.
+reports in its order, so that no rung is forgotten and none is judged twice. Where a driver was
+killed in the moment between a report and the stop that follows from it, the trial trains on.
 
 The two rules are written here, not derived from Tune's: those know nothing of earlier drivers, of a
 baseline or of trials that come again, and keep all that in private members.
