@@ -314,20 +314,26 @@ def read_own_url(home: Path) -> str | None:
     try:
         told = json.loads(path.read_text())
         is_here = told.get("host", platform.node()) == platform.node()
-        if is_here and not _lives(int(told["pid"]), path.stat().st_mtime):
+        after_boot = float(told.get("after_boot", -inf))  # earlier versions did not write it
+        if is_here and not _lives(int(told["pid"]), path.stat().st_mtime, after_boot):
             return None
         return str(told["url"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
-def _lives(pid: int, written_at: float) -> bool:
-    """Return whether a process of this user lives that may have written a file at that time."""
+def _lives(pid: int, written_at: float, after_boot: float) -> bool:
+    """Return whether a process of this user lives that may have written a file at that time.
+
+    It has if it began so many seconds after the machine did, also where the clock was set since.
+    """
     import psutil  # type: ignore[import-untyped]
 
     try:
         process = psutil.Process(pid)
-        began = process.create_time() - CLOCK_SECONDS
-        return process.uids().real == os.getuid() and began <= written_at
+        began = process.create_time()
+        is_same = abs(began - psutil.boot_time() - after_boot) < 1.0
+        is_ours = process.uids().real == os.getuid()
+        return is_ours and (is_same or began - CLOCK_SECONDS <= written_at)
     except psutil.Error:
         return False

@@ -84,4 +84,5 @@ def _show_removal(found: JsonObject, keep: str, does: str) -> None:
     if does == "frees":
         typer.echo("if one has to wait, `eigensweep show EXPERIMENT` says why")
     if found["more"]:
-        typer.echo("there are more experiments; run it again for those")
+        more = "run it again for those" if does == "frees" else "it is not known yet what they free"
+        typer.echo(f"there are more experiments; {more}")

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]
 from filelock import FileLock, Timeout
 
 from eigensweep.common import guard
@@ -117,7 +118,9 @@ def _write_holder(lock: int) -> None:
 def write_address(home: Path, url: str, mlflow: str) -> None:
     """Write to `service.json` in the home folder where this service answers, for programs."""
     path = home / "service.json"
+    after_boot = psutil.Process().create_time() - psutil.boot_time()  # whatever the clock says
     content = {"url": url, "mlflow": mlflow, "pid": os.getpid(), "host": platform.node()}
+    content["after_boot"] = after_boot
     fresh = path.with_suffix(".new")
     fresh.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     fresh.replace(path)

@@ -70,7 +70,13 @@ def test_where_a_service_has_ended_another_is_started(home, monkeypatch):
         assert client == f"the service of {home}"
 
 
+def test_it_is_found_where_the_clock_was_set_since(home):
+    os.utime(home / "service.json", (0, 0))  # as if the clock had jumped ahead by decades
+    assert read_own_url(home) == URL
+
+
 def test_nor_where_another_process_has_got_its_number(home):
+    change(home, after_boot=0.0)
     os.utime(home / "service.json", (0, 0))  # written long before this process began
     with (
         Connection(token="secret") as connection,

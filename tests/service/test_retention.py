@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from eigensweep.command import frame
 from eigensweep.command.cli import app as command_line
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.api.answers import shared_answers
+from eigensweep.service.api.answers.writers import BusyError
+from eigensweep.service.api.routes import storage as storage_routes
 from eigensweep.service.queue.jobs import JobRunner
 from eigensweep.service.queue.retention import PruningHandler, RetentionRule
 from eigensweep.service.record.changes.retention import DAY
@@ -416,8 +420,37 @@ class TestRoute:
         (item,) = client.post("/v1/storage/prune", json=body).json()["items"]
         assert "ended later" in item["problem"]
 
+    def test_a_request_looks_at_experiments_for_so_long(self, client, id, monkeypatch):
+        monkeypatch.setattr(storage_routes, "LONGEST_SECONDS", 0.0)
+        answer = client.post("/v1/storage/prune", json={"keep": "none"}).json()
+        assert (answer["items"], answer["more"]) == ([], True)
+
 
 class TestDiskUse:
+    def test_who_asks_while_it_is_measured_has_the_answer_before(self, monkeypatch):
+        monkeypatch.setattr(shared_answers, "PATIENCE_SECONDS", 0.01)
+        begun, may_end, answers = threading.Event(), threading.Event(), iter((1, 2))
+
+        def measure() -> int:
+            begun.set()
+            may_end.wait(10)
+            return next(answers)
+
+        cache = shared_answers.TimedCache(measure, seconds=0.0, share=1e9)
+        for wanted in (1, 2):
+            with ThreadPoolExecutor() as pool:
+                first = pool.submit(cache.read)
+                assert begun.wait(10)
+                if wanted == 1:
+                    with pytest.raises(BusyError, match="for the first time"):
+                        cache.read()
+                else:
+                    assert cache.read() == 1
+                may_end.set()
+                assert first.result(10) == wanted
+            begun.clear()
+            may_end.clear()
+
     def test_storage_is_told_by_part_user_and_experiment(
         self, client, record, id, storage, content, settings
     ):

@@ -13,6 +13,8 @@ from typing import Final, Generic, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
+from eigensweep.service.api.answers.writers import BusyError
+
 T = TypeVar("T")
 
 PATIENCE_SECONDS: Final = 5.0
@@ -51,7 +53,7 @@ class SingleFlight(Generic[T]):
 class TimedCache(Generic[T]):
     """A cache of one answer, whose time to live grows with the time that it took to find.
 
-    Many threads may ask; one of them finds the answer, and the others wait for it.
+    Many threads may ask. One of them finds the answer; the others have the one before meanwhile.
     """
 
     def __init__(
@@ -73,11 +75,22 @@ class TimedCache(Generic[T]):
         self._turn = threading.Lock()
 
     def read(self) -> T:
-        """Return the answer; what `find` raises comes through, and the next call tries again."""
-        with self._turn:
+        """Return the answer; what `find` raises comes through, and the next call tries again.
+
+        Raises:
+            BusyError: if there is none yet, and another thread has looked for it for seconds.
+        """
+        patience = PATIENCE_SECONDS if self._found is None else 0.0
+        if not self._turn.acquire(timeout=patience):
+            if self._found is None:
+                raise BusyError("this is being counted for the first time; ask again later")
+            return self._found
+        try:
             if self._found is None or self._clock() >= self._not_before:
                 began = self._clock()
                 self._found = self._find()
                 ended = self._clock()
                 self._not_before = ended + max(self._seconds, (ended - began) / self._share)
             return self._found
+        finally:
+            self._turn.release()

@@ -21,7 +21,7 @@ MOST_WAITING: Final = 200
 
 
 class BusyError(RuntimeError):
-    """So many writes wait that this one is better sent again later."""
+    """So much is being written, or counted, that the request is better sent again later."""
 
 
 class Writers:

@@ -27,6 +27,7 @@ from prometheus_client.registry import Collector
 from sqlalchemy.exc import SQLAlchemyError
 
 from eigensweep.service.api.answers.shared_answers import TimedCache
+from eigensweep.service.api.answers.writers import BusyError
 from eigensweep.service.api.parts import Service
 from eigensweep.service.api.routes.health import CHECKS
 from eigensweep.service.counters import REGISTRY
@@ -99,7 +100,7 @@ class ServiceCollector(Collector):
             return
         try:
             counts = self._fresh.read()
-        except SQLAlchemyError:
+        except (SQLAlchemyError, BusyError):
             return  # `eigensweep_ready` says so
         yield from _about_record(counts)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from itertools import takewhile
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Request
@@ -24,6 +25,8 @@ router = APIRouter(tags=["storage"], route_class=ServiceRoute)
 
 MOST: Final = 1000
 """The largest number of experiments of one request."""
+LONGEST_SECONDS: Final = 15.0
+"""How long a request looks at experiments; clients give up after 30 s."""
 
 
 class PartNow(AnswerModel):
@@ -138,7 +141,10 @@ class PruneAnswer(AnswerModel):
     keep: Keep
     bytes: int = Field(description="What it frees altogether")
     items: list[PruneItem] = Field(description="The experiments, the earliest end first")
-    more: bool = Field(description="Whether there are more than 1000: ask again after these")
+    more: bool = Field(
+        description="Whether there are more, of which it is not known yet what they free: ask "
+        "again after these. A request looks at 1000 at most, for some seconds"
+    )
 
 
 @router.post(
@@ -159,7 +165,9 @@ def prune_storage(
     ids = service.record.list_prunable(asked.keep, ended_before, owner)
     if asked.experiments is not None:
         ids = list(dict.fromkeys(asked.experiments))
-    items = [_prune(service, caller, id, asked, ended_before) for id in ids[:MOST]]
+    begun = time.monotonic()
+    soon = takewhile(lambda _: time.monotonic() < begun + LONGEST_SECONDS, ids[:MOST])
+    items = [_prune(service, caller, id, asked, ended_before) for id in soon]
     freed = sum(each.bytes for each in items)
     done = [each.id for each in items if each.problem is None]
     what = "dry run of prune" if asked.dry_run else "prune"
@@ -167,7 +175,7 @@ def prune_storage(
     if not asked.dry_run:
         service.jobs.wake("pruning")
     return PruneAnswer(
-        dry_run=asked.dry_run, keep=asked.keep, bytes=freed, items=items, more=len(ids) > MOST
+        dry_run=asked.dry_run, keep=asked.keep, bytes=freed, items=items, more=len(ids) > len(items)
     )
 
 
