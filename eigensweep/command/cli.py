@@ -420,7 +420,8 @@ def compare(
     """Compare trials, arms or experiments seed by seed: difference, interval, p-value, effect."""
     if effort:
         if smallest is not None:
-            call.fail("--smallest is for a comparison seed by seed; leave out --effort, or it")
+            words = "--smallest is for a comparison seed by seed; leave out --effort, or it"
+            call.fail(words, "The input cannot be read")
         call.tell(call.client.compare_effort(*names, metric=metric))
     else:
         call.tell(call.client.compare(*names, metric=metric, smallest=smallest))
@@ -680,9 +681,9 @@ def reproduce(
         bool,
         typer.Option(
             "--results-only",
-            help="Only keep the results of what has finished in EIGENSWEEP_HOME: no service. Of "
-            "unfinished suites the trials and seeds that have finished are kept in the folder "
-            "`unfinished`.",
+            help="Only keep the results of what has finished in EIGENSWEEP_HOME, of all suites or "
+            "of those that are named: no service. Of unfinished suites the trials and seeds that "
+            "have finished are kept in the folder `unfinished`.",
         ),
     ] = False,
     results: Annotated[
@@ -708,6 +709,8 @@ def reproduce(
     """
     from eigensweep.command import reproduce as work
 
+    if names and (list_only or page_only):
+        call.fail("--list and --page-only are of all suites: give no name", "There are names")
     if list_only:
         work.show_suites(call)
         return
@@ -718,7 +721,7 @@ def reproduce(
     if (page_only or results_only) and page is not None and results is not None:
         make_folder(results)
         if results_only:
-            work.keep_results_of_home(call, results, note)
+            work.keep_results_of_home(call, results, note, names or ())
         if page_only:
             work.write_page(call, results, page)
         return
@@ -752,7 +755,7 @@ def reproduce(
                 if each.state == "finished":
                     each.save(out)
         if results is not None:
-            work.save_results(client, budget, results, note)
+            work.save_results(client, names, budget, results, note)
         if page is not None and results is not None:
             work.write_page(call, results, page)
         contents = [each.content for each in ended]

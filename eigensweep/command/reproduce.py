@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
@@ -163,8 +163,10 @@ def describe_end(each: Reproduction) -> str:
     return f"{content['state']}{': ' + error[-1] if error else ''}"
 
 
-def save_results(client: Client, budget: str, folder: Path, note: str | None) -> None:
-    """Keep the results of all finished reproductions of a budget, a file for each.
+def save_results(
+    client: Client, names: Collection[str], budget: str, folder: Path, note: str | None
+) -> None:
+    """Keep the results of the finished reproductions of these suites, a file for each.
 
     A file that has more seeds than the service is left as it is. `note` says what else ran on the
     machine.
@@ -174,7 +176,7 @@ def save_results(client: Client, budget: str, folder: Path, note: str | None) ->
     query = {"budget": budget, "state": "finished"}
     for content in client.get(Reproduction.listing_path, **query)["items"]:
         each = Reproduction(client, content)
-        if "results" not in content["links"]["report"]:
+        if content["name"] not in names or "results" not in content["links"]["report"]:
             continue
         try:
             found = read_results(outlast_restart(partial(each.file, "results")))
@@ -185,8 +187,12 @@ def save_results(client: Client, budget: str, folder: Path, note: str | None) ->
         _keep(found.model_copy(update={"note": note}), folder)
 
 
-def keep_finished(settings: Settings, folder: Path, note: str | None) -> list[Path]:
+def keep_finished(
+    settings: Settings, folder: Path, note: str | None, names: Collection[str] = ()
+) -> list[Path]:
     """Keep the results of what has finished in the home folder, without a service.
+
+    With `names`, only of those suites. Without a note, that of the file before stays.
 
     A reproduction has finished if all of its experiments are completed, even if it has no report,
     and none of their trials was lost.
@@ -216,6 +222,8 @@ def keep_finished(settings: Settings, folder: Path, note: str | None) -> list[Pa
     keep_ended = partial(with_what_has_ended, store=store, data_root=settings.corpora)
     written = []
     for found in kept.list():
+        if names and found.name not in names:
+            continue
         is_whole = found.state == "finished" or kept.has_trained(found)
         try:
             order = reproducer.make_order(found, None if is_whole else keep_ended)
@@ -243,7 +251,13 @@ def _keep(results: Results, folder: Path, *, is_whole: bool = True) -> Path | No
 
     Those that are not whole are written if no file has as many seeds.
     """
-    from eigensweep.reports.results import UNFINISHED, count_seeds, name_file, write_results
+    from eigensweep.reports.results import (
+        UNFINISHED,
+        count_seeds,
+        name_file,
+        read_results,
+        write_results,
+    )
     from eigensweep.store.places.durable_files import make_folder, write_whole
 
     whole = folder / name_file(results.name, results.budget)
@@ -252,6 +266,8 @@ def _keep(results: Results, folder: Path, *, is_whole: bool = True) -> Path | No
     if seeds < (max(1, in_whole) if is_whole else max(in_whole, in_part) + 1):
         return None
     path = whole if is_whole else part
+    if results.note is None and path.is_file():
+        results = results.model_copy(update={"note": read_results(path.read_bytes()).note})
     make_folder(path.parent)
     write_whole(path, write_results(results))
     if is_whole and in_part <= seeds:
@@ -265,20 +281,28 @@ def _count_seeds_in(path: Path) -> int:
     return count_seeds(read_results(path.read_bytes())) if path.is_file() else 0
 
 
-def keep_results_of_home(call: Call, results: Path, note: str | None) -> None:
+def keep_results_of_home(
+    call: Call, results: Path, note: str | None, names: Collection[str] = ()
+) -> None:
     """Keep the results of the home folder, or end with why that is not possible."""
     from pydantic import ValidationError
     from sqlalchemy.exc import SQLAlchemyError
 
+    from eigensweep.search_spaces.errors import UnknownSuiteError
+    from eigensweep.search_spaces.shipped.reproductions import load_suite
     from eigensweep.service.settings import Settings, explain_settings
     from eigensweep.store.places.durable_files import StorageError
 
     try:
+        for name in names:
+            load_suite(name)
         settings = Settings()
+    except UnknownSuiteError as error:
+        call.fail(str(error), "The input cannot be read")
     except ValidationError as error:
         call.fail("; ".join(explain_settings(error)), "The settings are wrong")
     try:
-        written = keep_finished(settings, results, note)
+        written = keep_finished(settings, results, note, names)
     except (OSError, ValueError, SQLAlchemyError, StorageError) as error:
         call.fail(str(error), "No results", FAILURE)
     for path in written:

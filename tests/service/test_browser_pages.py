@@ -553,6 +553,18 @@ class TestOverviews:
             assert len(thinned) <= most
             assert (thinned[0], thinned[-1]) == (whole[0], whole[-1])
 
+    @pytest.mark.parametrize("damaged", ["head", "curve"])
+    def test_a_damaged_file_hides_nothing_else(self, client, ledger, settings, damaged):
+        folder = Path(settings.storage_folder) / replicate_key(ledger.experiment_id, 0, 0)
+        file = max(folder.glob(f"{damaged}*"))
+        file.write_bytes(file.read_bytes()[:40])
+        here = f"/v1/experiments/{ledger.experiment_id}"
+        assert client.get(f"/experiments/{ledger.experiment_id}/trials/0").status_code == 200
+        assert client.get(f"{here}/trials/0/checkpoints").status_code == 200
+        found = client.get(f"{here}/trials/0/curves").json()["items"]
+        assert (found[-1]["seed"], len(found[-1]["steps"])) == (1, 11)
+        assert client.get(f"{here}/curves").status_code == 200
+
     def test_a_large_search_shows_its_best_and_an_even_sample(self, client, ledger, settings):
         for number in range(8, 40):
             complete(ledger, Path(settings.storage_folder), number, "lstm", 1 / number, points=2)

@@ -435,10 +435,12 @@ def test_unknown_ones_are_not_found(client):
 def test_results_that_cannot_be_fetched_are_not_passed_over(tmp_path, monkeypatch, status, is_told):
     monkeypatch.setattr(connection, "PATIENCE_SECONDS", 0.0)
     service = Mock()
-    service.get.return_value = {"items": [{"id": "r1", "links": {"report": {"results": "/"}}}]}
+    service.get.return_value = {
+        "items": [{"id": "r1", "name": NAME, "links": {"report": {"results": "/"}}}]
+    }
     service.download.side_effect = RefusedError(status, {})
     with pytest.raises(RefusedError) if is_told else nullcontext():
-        save_results(service, "short", tmp_path, None)
+        save_results(service, [NAME], "short", tmp_path, None)
 
 
 def test_suites_are_listed_with_their_cost_and_what_they_post(client):
@@ -551,6 +553,13 @@ class TestCommandLine:
         assert done.exit_code == 0, done.output
         kept = read_results((tmp_path / "kept" / name_file(NAME, "short")).read_bytes())
         assert kept == told.model_copy(update={"note": "a test", "made_at": kept.made_at})
+        words = ("--results-only", "--results", str(tmp_path / "kept"))
+        assert "nothing new to keep" in run(*words, "--note", "other", "enrnn/figure-2").output
+        assert run(*words, NAME).exit_code == 0
+        again = read_results((tmp_path / "kept" / name_file(NAME, "short")).read_bytes())
+        assert again.note == "a test", "without a note, the one before stays"
+        assert "did you mean 'enrnn/figure-2'" in run(*words, "enrnn/figure-222").output
+        assert run("--page-only", NAME).exit_code == 2
 
     def test_results_are_kept_though_no_report_was_made(
         self, client, reproducer, play, run, tmp_path, home

@@ -77,14 +77,10 @@ class StoredCommits:
     def whole_points(self, key: str, since: int = 0) -> list[CurvePoint]:
         """Return the same of a curve, or a head, that is damaged: what can still be read of it.
 
-        For who reads of a trial that is over, so that no attempt goes back behind the damage.
+        For who shows a trial, or reads of one that is over: no attempt goes back behind the damage.
         """
-        for _ in range(MOST_TRIES):
-            with suppress(FileNotFoundError):  # a newer head has merged parts of the curve
-                head = self.heads.read_whole(key)
-                lines = self.heads.read_what_is_there(key, head).splitlines()[since:]
-                return [point for line in lines if (point := read_if_whole(line)) is not None]
-        raise StoreAwayError(f"others change {self.place}/{key} all the time")
+        lines = self._read_lines(key)[since:]
+        return [point for line in lines if (point := read_if_whole(line)) is not None]
 
     def forget(self, key: str) -> None:
         """Forget up to where the curve of `key` was read; it can be read again."""
@@ -93,17 +89,22 @@ class StoredCommits:
     def sample(self, key: str, metric: str, most: int) -> list[CurvePoint]:
         """Return `most` committed points of `key` at most that hold `metric`; see `thin`.
 
-        Only these points are parsed. Nothing committed gives no points.
+        Only these points are parsed. Nothing committed gives no points, and of a curve that is
+        damaged there is what can be read.
         """
-        head = self.heads.read(key)
-        if not head.curve_points:
-            return []
-        lines = self.heads.read_curve(key, head).splitlines()
         name = json.dumps(metric).encode() + b":"
-        having = [line for line in lines if name in line]
+        having = [line for line in self._read_lines(key) if name in line]
         kept = thin(having, most)
         points = [point for line in kept if (point := read_if_whole(line)) is not None]
         return [point for point in points if metric in point.metrics]  # a line has more names
+
+    def _read_lines(self, key: str) -> list[bytes]:
+        """Return the committed lines of a curve, or as many as there are."""
+        for _ in range(MOST_TRIES):
+            with suppress(FileNotFoundError):  # a newer head has merged parts of the curve
+                head = self.heads.read_whole(key)
+                return self.heads.read_what_is_there(key, head).splitlines()
+        raise StoreAwayError(f"others change {self.place}/{key} all the time")
 
     def open_newest(self, key: str) -> IO[bytes] | None:
         """Open the newest undamaged checkpoint of `key`; None if there is none.
@@ -121,9 +122,12 @@ class StoredCommits:
         return bool(self.heads.read(key).checkpoints)
 
     def list_checkpoints(self, key: str) -> list[StoredCheckpoint]:
-        """Return what the committed checkpoints of `key` are, the newest first."""
+        """Return what the committed checkpoints of `key` are, the newest first.
+
+        Where the newest head is damaged, they are those of the one before.
+        """
         found = []
-        for checkpoint in self.heads.read(key).checkpoints:
+        for checkpoint in self.heads.read_whole(key).checkpoints:
             size = self.files.size(f"{key}/{checkpoint.file}")
             if size is not None:
                 found.append(StoredCheckpoint(checkpoint.file, checkpoint.step, size))

@@ -276,7 +276,7 @@ def get_trial_curves(
     """Return every metric of the trial's committed curve, one curve for each of its seeds."""
     trial = service.record.trial(id, number).trial
     keys, curves = _find_keys(trial), []
-    found = service.store.ask(lambda store: [store.points(key) for _, key in keys])
+    found = service.store.ask(lambda store: [store.whole_points(key) for _, key in keys])
     for (seed, _), own in zip(keys, found, strict=True):
         columns: dict[str, list[tuple[int, float]]] = {}
         for point in own:
