@@ -237,12 +237,12 @@ class JobRunner:
     def tick(self, handler: Handler) -> None:
         """Try each job of a kind that is due once."""
         handler.look()
-        for job in self.jobs.list_due(handler.kind, self.clock()):
+        for job in self.jobs.list_due(handler.kind, self.clock(), handler.longest_pause):
             if handler.stopping.is_set():
                 break
             # Those before it may have taken long, and it may be cancelled or asked for anew.
             now = self.jobs.find(handler.kind, job.key)
-            if now is not None and now.due_at is not None and now.due_at <= self.clock():
+            if now is not None and now.due_at is not None:
                 self._try(handler, now)
 
     def _try(self, handler: Handler, job: JobRow) -> None:

@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, partial
+from math import inf
 from typing import Any, ClassVar, Final, Self, get_args
 
 from pydantic import TypeAdapter
-from sqlalchemy import select, update
+from sqlalchemy import or_, select, update
 
 from eigensweep.protocol.messages import Notice
 from eigensweep.protocol.states import ENDED
@@ -131,9 +132,14 @@ class Jobs(database.AtDatabase):
             for row in found
         ]
 
-    def list_due(self, kind: JobKind, now: float) -> Sequence[JobRow]:
-        """Return the jobs of a kind that are due, the longest due first."""
-        query = select(JobRow).where(JobRow.kind == kind, JobRow.due_at <= now)
+    def list_due(self, kind: JobKind, now: float, longest: float = inf) -> Sequence[JobRow]:
+        """Return the jobs of a kind that are due, the longest due first.
+
+        One that was not tried yet is due at once. `longest` is the longest pause between two tries:
+        one that is due later was put off before the clock was set back.
+        """
+        is_due = or_(JobRow.due_at <= now, JobRow.due_at > now + longest, JobRow.tries == 0)
+        query = select(JobRow).where(JobRow.kind == kind, JobRow.due_at.is_not(None), is_due)
         query = query.order_by(JobRow.due_at, JobRow.key)
         return database.read(self.url, lambda session: list(session.scalars(query)))
 

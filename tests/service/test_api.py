@@ -40,10 +40,12 @@ from eigensweep.service.api.callers.callers import Caller
 from eigensweep.service.api.comparison import Comparison, Effort
 from eigensweep.service.api.middleware.limits import BodyLimits
 from eigensweep.service.api.routes import experiments
+from eigensweep.service.api.routes import trials as trial_routes
 from eigensweep.service.api.routes.analyses import AnalysisNow
 from eigensweep.service.api.routes.reproductions import ReproductionNow
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.sql.database import engine
+from eigensweep.service.record.views import queries
 from eigensweep.service.settings import Mlflow
 from eigensweep.store.places import disk_space
 from eigensweep.store.places.durable_files import StoreAwayError
@@ -613,6 +615,25 @@ class TestReading:
         assert links["run"] == f"{runs}/parent{training}"
         chart = f"&compareRunsMode=CHART&viewStateShareKey={ledger.experiment_id}"
         assert links["mlflow"] == f"{runs}{training}{chart}"
+
+    def test_an_export_has_each_trial_though_one_moves_up(self, client, record, spec, monkeypatch):
+        monkeypatch.setattr(trial_routes, "EXPORTED_AT_ONCE", 2)
+        ledger = post_and_claim(client, record, spec())
+        for number in range(6):
+            ledger.open(number, "scornn", {"optimizer.lr": 1.0 + number}, CONFIG, f"h{number}")
+        for number in range(4):
+            ledger.finish(number, ledger.begin(number), "completed", Result(value=1.0 + number))
+        walk = queries.Queries.listed_trials
+
+        def end_one(self: Any, id: str, **chosen: Any) -> Any:
+            page = walk(self, id, **chosen)
+            if record.trial(id, 5).trial.state == "waiting":
+                ledger.finish(5, ledger.begin(5), "completed", Result(value=0.5))
+            return page
+
+        monkeypatch.setattr(queries.Queries, "listed_trials", end_one)
+        text = client.get(f"/v1/experiments/{ledger.experiment_id}/trials.csv").text
+        assert list(pd.read_csv(io.StringIO(text))["trial"]) == [0, 1, 2, 3, 4, 5]
 
     def test_a_page_offers_to_deliver_again_what_was(self, settings, record, dispatcher, spec):
         here = Mlflow("http://127.0.0.1:5000", "http://127.0.0.1:5000")

@@ -107,8 +107,10 @@ class TestRunner:
     def test_jobs_of_a_kind_are_done_in_turn_the_longest_due_first(self, jobs):
         handler = Webhooks(jobs)
         handler.open.set()
-        for key, due_at in (("b", 2.0), ("a", 3.0), ("c", 1.0), ("later", 99.0)):
-            jobs.put(make("webhook", key, due_at))
+        for key, due_at, tries in (("b", 2.0, 0), ("a", 3.0, 1), ("c", 1.0, 2), ("later", 13.0, 1)):
+            job = make("webhook", key, due_at)
+            job.tries = tries
+            jobs.put(job)
         JobRunner(jobs, [handler], clock=lambda: 10.0).tick(handler)
         assert handler.done == ["c", "b", "a"]
         assert has_open(jobs, "webhook"), "one is due later"
@@ -125,6 +127,20 @@ class TestRunner:
             pauses.append(job.due_at - now[0])
             now[0] = job.due_at
         assert (pauses, job.error, job.tries) == ([1.0, 2.0, 4.0, 4.0], "away", 4)
+
+    @pytest.mark.parametrize("tries", [0, 1])
+    def test_a_clock_that_is_set_back_holds_up_no_job(self, jobs, tries):
+        now, handler = [100_000.0], Webhooks(jobs)
+        handler.open.set()
+        runner = JobRunner(jobs, [handler], clock=lambda: now[0])
+        jobs.put(make("webhook", due_at=now[0]))
+        if tries:
+            handler.problem = NotDoneError("away")
+            runner.tick(handler)
+            handler.problem = None
+        now[0] -= 86_400
+        runner.tick(handler)
+        assert not has_open(jobs, "webhook")
 
     @pytest.mark.parametrize("problem", [NeverError("gone"), NotDoneError("no"), KeyError("bug")])
     def test_what_is_given_up_has_failed_and_is_not_tried_again(self, jobs, problem):

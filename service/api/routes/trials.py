@@ -105,18 +105,23 @@ def export_trials(service: TheService, id: ExperimentId, format: TrialsFormat) -
 
 
 def _read_rows(service: Service, id: str) -> Iterator[list[Row]]:
-    """Yield all trials of an experiment in the order of the ranking, some of them at a time."""
+    """Yield all trials of an experiment in the order of the ranking, some of them at a time.
+
+    The order is of one moment: by pages of the ranking, one that ends and moves up would be missed.
+    """
     row = service.record.row(id)
     experiment = {"baseline": row.baseline, "metric": {"name": row.metric}}
-    places, after = count(1), None
-    while page := service.record.listed_trials(
-        id, sort="value", limit=EXPORTED_AT_ONCE, after=after
-    ):
-        found = [each.read() for each in page]
-        summaries = (service.views.summary(each).model_dump(by_alias=True) for each in found)
+    places, order = count(1), service.record.order_trials(id)
+    for begin in range(0, len(order), EXPORTED_AT_ONCE):
+        numbers = order[begin : begin + EXPORTED_AT_ONCE]
+        page = service.record.listed_trials(id, numbers=numbers, limit=EXPORTED_AT_ONCE)
+        found = {each.trial.number: each for each in (one.read() for one in page)}
+        summaries = (
+            service.views.summary(found[number]).model_dump(by_alias=True)
+            for number in numbers
+            if number in found  # else it was deleted meanwhile
+        )
         yield [make_row(next(places), trial, experiment) for trial in summaries]
-        last = found[-1].trial
-        after = (last.tier, last.rank, last.number)
 
 
 @router.get("/experiments/{id}/trials/{number}", summary="Look at a trial")

@@ -90,6 +90,8 @@ class TrialChoice(TypedDict, total=False):
     states: Sequence[str]
     """Trials in one of these states; empty: in any."""
     arm: str | None
+    numbers: Sequence[int] | None
+    """Only these trials."""
     sort: str
     """One of `TRIAL_SORTS`; by number, if nothing is said."""
     limit: int
@@ -279,6 +281,12 @@ class Queries(database.AtDatabase):
         return database.look(self.url, partial(_list_trials, id, query))
 
     @database.reading
+    def order_trials(self, session: Session, id: str) -> Sequence[int]:
+        """Return the numbers of all trials of an experiment, the best first, of one moment."""
+        mine = sa.select(TrialRow.number).where(TrialRow.experiment_id == id)
+        return session.scalars(mine.order_by(*TRIAL_SORTS["value"])).all()
+
+    @database.reading
     def ranked(
         self, session: Session, id: str, see: Callable[[int, ResultJson | None], T]
     ) -> list[T]:
@@ -435,6 +443,7 @@ def _choose_trials(
     *,
     states: Sequence[str] = (),
     arm: str | None = None,
+    numbers: Sequence[int] | None = None,
     sort: str = "number",
     limit: int = 50,
     after: Key | None = None,
@@ -444,6 +453,8 @@ def _choose_trials(
         query = query.where(TrialRow.state.in_(states))
     if arm is not None:
         query = query.where(TrialRow.arm == arm)
+    if numbers is not None:
+        query = query.where(TrialRow.number.in_(numbers))
     return _limit_page(query, TRIAL_SORTS, sort, limit, after)
 
 
