@@ -26,6 +26,7 @@ from eigensweep.client.answers.answers import (
 )
 from eigensweep.client.answers.tables import format_cell, format_html
 from eigensweep.client.answers.trial_table import TrialTable
+from eigensweep.client.connection import PAGE_SIZE
 from eigensweep.client.events import Event, read_events
 from eigensweep.client.remote import Remote
 from eigensweep.client.shapes import TrialJson
@@ -103,7 +104,16 @@ class Experiment(Remote):
 
     def listing(self, limit: int | None = None, **filters: Any) -> list[TrialJson]:
         """Return trials as the API lists them: all, or those in a `state` or of an `arm`."""
-        return self.connection.items(f"{self.path}/trials", limit, **filters)
+        path = f"{self.path}/trials"
+        found = self.connection.items(path, limit, **filters)
+        is_walk = limit is None and filters == {"sort": "value"} and len(found) > PAGE_SIZE
+        if self.is_over or not is_walk:
+            return found
+        # One that ends between two pages moves up, maybe to a page that was read before. It does so
+        # once, so each trial is in one of two listings.
+        again = self.connection.items(path, **filters)
+        known = {trial["number"] for trial in again}
+        return again + [trial for trial in found if trial["number"] not in known]
 
     def trial(self, number: int) -> Trial:
         """Return all that is known of one trial: config, reports, attempts, test scores."""

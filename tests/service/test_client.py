@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import date
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.connection import Connection
@@ -246,6 +246,30 @@ def test_a_listing_is_read_to_its_last_page(stub: Stub, client: Client) -> None:
     assert [item["id"] for item in client.experiments(state="running")] == ["a", "b", "c"]
     assert "cursor=2" in stub.heard[-1][0]
     assert "state=running" in stub.heard[-1][0]
+
+
+@pytest.mark.parametrize(("state", "first_row"), [("running", 150), ("completed", 0)])
+def test_a_ranking_misses_no_trial_that_ends_meanwhile(
+    stub: Stub, client: Client, state: str, first_row: int
+) -> None:
+    """Trial 150 ends between two pages as the best, and moves up to the page that was read."""
+
+    def page(numbers: Iterable[int], cursor: str | None) -> Answer:
+        return as_json(200, {"items": [{"number": n} for n in numbers], "next_cursor": cursor})
+
+    stub.answers["/v1/experiments/1m7xnz0qe2nqc"] = [
+        as_json(200, {"id": "1m7xnz0qe2nqc", "name": "a", "state": state})
+    ]
+    stub.answers["/v1/experiments/1m7xnz0qe2nqc/trials"] = [
+        page(range(100), "x"),
+        page(range(100, 150), None),
+        page([150, *range(99)], "x"),
+        page(range(99, 149), None),  # 149 has moved up, too
+    ]
+    found = client.experiment("1m7xnz0qe2nqc").listing(sort="value")
+    assert found[0]["number"] == first_row
+    if state == "running":
+        assert sorted(trial["number"] for trial in found) == list(range(151))
 
 
 def test_the_last_experiment_of_none_is_told_in_words(stub: Stub, client: Client) -> None:
