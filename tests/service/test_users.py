@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -526,6 +527,15 @@ class TestRates:
         assert count()[-1] is None
         assert count(host="0.0.0.0", rate_limit="off")[-1] is None
         assert [pause is None for pause in count(host="0.0.0.0")[-2:]] == [True, False]
+
+    def test_a_clock_that_is_set_back_refuses_nobody_for_long(self, settings, monkeypatch):
+        limited = settings.model_copy(update={"rate_limit": "2/minute"})
+        counter, now = rates.Rates(limited), time.time()
+        assert [counter.count("anna", "10.0.0.9") is None for _ in range(3)] == [True, True, False]
+        monkeypatch.setattr(time, "time", lambda: now - 3600)
+        again = [counter.count("anna", "10.0.0.9") for _ in range(4)]
+        assert [pause is None for pause in again] == [True, True, True, False]
+        assert again[-1] <= 60
 
     @pytest.mark.parametrize("rate", ["", "many", "5", "5/fortnight"])
     def test_a_rate_that_is_none_is_refused_at_start(self, tmp_path, rate):

@@ -51,6 +51,10 @@ class Rates:
         """Return whether this is told for the first time within a minute."""
         return self._limiter.hit(ONCE_A_MINUTE, *what)
 
-    def _wait(self, item: RateLimitItem, *who: str) -> int:
+    def _wait(self, item: RateLimitItem, *who: str) -> int | None:
         over_at = self._limiter.get_window_stats(item, *who).reset_time
-        return max(1, math.ceil(over_at - time.time()))
+        seconds = max(1, math.ceil(over_at - time.time()))
+        if seconds > item.get_expiry() + 1:  # the clock was set back
+            self._limiter.clear(item, *who)
+            return None
+        return seconds
