@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing import Pipe
@@ -272,6 +273,33 @@ class TestTheServer:
             with pytest.raises(OSError, match="too many"):
                 Server(listener, listener.fileno())._fork(lifeline, [])
             assert not psutil.pid_exists(child.pid)
+
+    def test_waits_for_no_killed_process_that_cannot_end_now(self, monkeypatch):
+        """As one that reads from a disk which hangs; it is a pipe here, and so is Ray's node."""
+        killed: list[int] = []
+        monkeypatch.setattr(
+            fork_server.signal, "pidfd_send_signal", lambda end, _: killed.append(end)
+        )
+        (stuck, _), (ray, node) = pipes = os.pipe(), os.pipe()
+        listener, lifeline, trial = socket.socket(), *socket.socketpair()
+        server = Server(listener, ray)
+        server._lifelines[stuck] = lifeline
+        serving = threading.Thread(target=server.serve, daemon=True)
+        with listener, lifeline:
+            listener.bind(("127.0.0.1", 0))
+            listener.listen()
+            serving.start()
+            trial.close()
+            wait_until(lambda: server._lifelines == {stuck: None})
+            with socket.create_connection(listener.getsockname()) as client:
+                monkeypatch.setattr(fork_server, "find_peer", lambda connection: (1, -1))
+                client.settimeout(30)
+                assert client.recv(1) == b"", "it answers: no other user is forked for"
+            os.write(node, b"x")
+            serving.join(30)
+        assert (killed, serving.is_alive()) == ([stuck], False)
+        for end in (end for pipe in pipes for end in pipe):
+            os.close(end)
 
     def test_forks_nothing_for_another_user(self, ask, monkeypatch):
         monkeypatch.setattr(fork_server, "find_peer", lambda connection: (1, os.getuid() + 1))

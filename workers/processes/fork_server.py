@@ -97,23 +97,26 @@ class Server:
 
     def __init__(self, listener: socket.socket, end_of_ray: int) -> None:
         self._listener, self._end_of_ray = listener, end_of_ray
-        self._lifelines: dict[int, socket.socket] = {}
+        self._lifelines: dict[int, socket.socket | None] = {}
         """Of each forked process, by what `pidfd_open` gave for it. That can be read when it has
-        ended, and the lifeline when its trial's process has, which never writes to it."""
+        ended, and the lifeline when its trial's process has, which never writes to it. None: it was
+        killed, and may take its time, as a process does that reads from a disk which hangs."""
 
     def serve(self) -> None:
         """Serve until the end of Ray's node, or until nobody has asked for long."""
         asked_at = time.monotonic()
         while self._lifelines or time.monotonic() < asked_at + IDLE_SECONDS:
-            ends, lifelines = self._lifelines.keys(), self._lifelines.values()
+            ends, lifelines = self._lifelines.keys(), filter(None, self._lifelines.values())
             ready = wait([self._listener, self._end_of_ray, *ends, *lifelines], IDLE_SECONDS)
             if self._end_of_ray in ready:
                 return
             if ready:
                 asked_at = time.monotonic()
             for end, lifeline in list(self._lifelines.items()):
-                if end in ready or lifeline in ready:
-                    self._end(end)
+                if end in ready:
+                    self._bury(end)
+                elif lifeline in ready:
+                    self._kill(end)
             if self._listener in ready:
                 self._answer()
 
@@ -161,7 +164,8 @@ class Server:
             os.close(self._end_of_ray)
             for end, lifeline in self._lifelines.items():
                 os.close(end)
-                lifeline.close()
+                if lifeline is not None:
+                    lifeline.close()
             calls, *standard = files
             for target, file in enumerate(standard, start=1):
                 os.dup2(file, target)
@@ -173,18 +177,23 @@ class Server:
         finally:
             end_fork(status)
 
-    def _end(self, end: int) -> None:
-        """End a forked process and forget it: it has ended, or its trial's process has.
-
-        The latter is told how it ended.
-        """
+    def _kill(self, end: int) -> None:
+        """Kill a forked process whose trial's process has ended."""
         signal.pidfd_send_signal(end, signal.SIGKILL)  # harmless if it has ended
+        lifeline, self._lifelines[end] = self._lifelines[end], None
+        if lifeline is not None:
+            lifeline.close()
+
+    def _bury(self, end: int) -> None:
+        """Forget a forked process that has ended, and tell its trial's process how."""
         seen = os.waitid(os.P_PIDFD, end, os.WEXITED)
         os.close(end)
-        with self._lifelines.pop(end) as lifeline, suppress(OSError):
-            assert seen is not None
-            status = seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
-            lifeline.send(str(status).encode())
+        lifeline = self._lifelines.pop(end)
+        if lifeline is not None:
+            with lifeline, suppress(OSError):
+                assert seen is not None
+                status = seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
+                lifeline.send(str(status).encode())
 
 
 def find_peer(connection: socket.socket) -> tuple[int, int]:
