@@ -106,7 +106,7 @@ class Connection:
             url, self._end = _find_url()
         url = url.rstrip("/")
         self.url = url if "://" in url else f"http://{url}"
-        token = token or _read_token_file() or os.environ.get("EIGENSWEEP_TOKEN", "").strip()
+        token = token or read_token_file() or os.environ.get("EIGENSWEEP_TOKEN", "").strip()
         if token and not (token.isascii() and token.isprintable() and " " not in token):
             raise InputError(
                 "a token has letters, digits and signs of ASCII alone, and no space; look at "
@@ -240,7 +240,7 @@ def _may_pass(error: BaseException) -> bool:
     return isinstance(error, ServiceAwayError)
 
 
-def _read_token_file() -> str | None:
+def read_token_file() -> str | None:
     """Return the token in the file of EIGENSWEEP_TOKEN_FILE, None if none is named.
 
     Raises:

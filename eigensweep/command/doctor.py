@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from eigensweep.client.connection import find_home, read_own_url
+from eigensweep.client.connection import find_home, read_own_url, read_token_file
 from eigensweep.command.frame import Call
 from eigensweep.search_spaces.labels import say_count
 
@@ -29,7 +29,7 @@ def print_findings(call: Call) -> bool:
     from eigensweep.service.process.checkup import examine
 
     url = call.url or os.environ.get("EIGENSWEEP_URL") or read_own_url(find_home())
-    found = examine(url)
+    found = examine(url, token=read_token_file())
     is_well = all(finding.state != "problem" for finding in found)
     content = {"ok": is_well, "findings": [asdict(finding) for finding in found]}
     call.tell(content, lambda _: _show(found, call.screen))

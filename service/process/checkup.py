@@ -77,10 +77,14 @@ class Context:
     settings: Settings
     url: str | None
     """Address of a service that may run; None: none is known."""
+    token: str | None = None
+    """What the service is asked with; None: the token of the settings, if there is one."""
 
     def ask(self, path: str) -> httpx2.Response | None:
         """Return the service's answer to a GET, None if there is none."""
-        token = self.settings.token.get_secret_value() if self.settings.token else None
+        token = self.token
+        if token is None and self.settings.token:
+            token = self.settings.token.get_secret_value()
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         address = (self.url or "").rstrip("/")
         url = f"{address}{path}" if "://" in address else f"http://{address}{path}"
@@ -94,10 +98,16 @@ def ok(what: str, detail: str) -> Finding:
     return Finding("ok", what, detail)
 
 
-def examine(url: str | None = None, environment: dict[str, str] | None = None) -> list[Finding]:
+def examine(
+    url: str | None = None,
+    environment: dict[str, str] | None = None,
+    *,
+    token: str | None = None,
+) -> list[Finding]:
     """Return what was found, place by place.
 
-    `url` is the address of the service; None: it has none, since it does not run.
+    `url` is the address of the service; None: it has none, since it does not run. `token` is what
+    it is asked with, by default that of the settings.
     """
     names = os.environ if environment is None else environment
     found = [
@@ -111,7 +121,7 @@ def examine(url: str | None = None, environment: dict[str, str] | None = None) -
         advice = "correct it; docs/reference/settings.md says what it may be"
         wrong = explain_settings(error)
         return [*found, *(Finding("problem", "settings", words, advice) for words in wrong)]
-    context = Context(settings, url)
+    context = Context(settings, url, token)
     for name, check in CHECKS.items():
         try:
             found += check(context)

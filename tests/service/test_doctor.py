@@ -17,7 +17,7 @@ from typing import Any
 import httpx2
 import pytest
 from helpers import s3
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 from sqlalchemy import create_engine, text
 from typer.testing import CliRunner
 
@@ -334,6 +334,15 @@ class TestCorpora:
         assert "eigensweep data fetch" in damaged.advice
         assert only(found, "corpora").state == "ok"
         assert "mnist" in only(found, "corpora").detail
+
+
+@pytest.mark.parametrize(("given", "sent"), [("of-a-file", "of-a-file"), (None, "of-settings")])
+def test_the_service_is_asked_with_the_token_of_the_file(monkeypatch, tmp_path, given, sent):
+    asked = []
+    monkeypatch.setattr(checkup.httpx2, "get", lambda url, headers, **_: asked.append(headers))
+    settings = Settings(home=tmp_path, token=SecretStr("of-settings"))
+    checkup.Context(settings, "http://127.0.0.1:8642", given).ask("/readyz")
+    assert asked == [{"Authorization": f"Bearer {sent}"}]
 
 
 def test_an_address_without_a_scheme_is_asked_like_others(monkeypatch, tmp_path):
