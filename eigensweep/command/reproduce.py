@@ -266,8 +266,9 @@ def _keep(results: Results, folder: Path, *, is_whole: bool = True) -> Path | No
     if seeds < (max(1, in_whole) if is_whole else max(in_whole, in_part) + 1):
         return None
     path = whole if is_whole else part
-    if results.note is None and path.is_file():
-        results = results.model_copy(update={"note": read_results(path.read_bytes()).note})
+    before = next(filter(Path.is_file, (path, part)), None)
+    if results.note is None and before is not None:
+        results = results.model_copy(update={"note": read_results(before.read_bytes()).note})
     make_folder(path.parent)
     write_whole(path, write_results(results))
     if is_whole and in_part <= seeds:
