@@ -81,7 +81,7 @@ class StoreProbe:
             self._since = None
             return None
         self._since = self._since or time.time()
-        moment = time.strftime("%Y-%m-%d %H:%M", time.localtime(self._since))
+        moment = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self._since))
         return f"the store has not answered since {moment}: {found}. Drivers and trials wait for it"
 
     def _look(self) -> None:

@@ -68,6 +68,8 @@ class _Supervised:
     """Whether no driver of an earlier service has been looked for yet."""
     outlived: bool = False
     """Whether such a driver was found."""
+    gone_at: float | None = None
+    """When its last driver ended, in seconds since 1970; None: it had none, or that still works."""
     not_before: float = 0.0
     """Time, by the dispatcher's clock, of the next try."""
     pause: float = FIRST_PAUSE
@@ -312,6 +314,7 @@ class Dispatcher:
             known.is_new = False
             known.outlived = known.driver is not None
             if known.outlived:
+                known.gone_at = None
                 logger.info("driver found again experiment=%s", id)
         if known.driver is not None and not self._has_gone(id, known, known.driver):
             return
@@ -360,6 +363,9 @@ class Dispatcher:
         state = driver.state()
         if state == "running":
             return False
+        known.gone_at = time.time() - (time.monotonic() - driver.ended_at)
+        if state in ("died", "lost"):
+            RESTARTS.labels("driver").inc()
         if state == "lost":
             logger.warning("driver lost, it is looked for again experiment=%s", id)
             known.driver, known.is_new, known.not_before = None, True, 0.0
@@ -442,12 +448,11 @@ class Dispatcher:
     def _start(self, id: str, known: _Supervised) -> None:
         assert self.launcher is not None
         assert self.options is not None
-        claim = self.record.claim(id, outlived=known.outlived)
+        claim = self.record.claim(id, outlived=known.outlived, gone_at=known.gone_at)
         if claim is None:
             return
-        if claim.generation > 1:
-            RESTARTS.labels("driver").inc()
-        else:
+        known.gone_at = None
+        if claim.generation == 1:
             traces.record("queue", claim.trace, claim.created_at, experiment=id)
         ledger = RecordLedger(self.record.url, id, claim.generation)
         self._pause(known)  # if the launch fails, or the driver dies at once

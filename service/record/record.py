@@ -157,12 +157,15 @@ class Record(Reopening, Retention):
         return session.scalars(query).first() is not None
 
     @database.transaction
-    def claim(self, rows: RowSession, id: str, *, outlived: bool = False) -> ExperimentRow | None:
+    def claim(
+        self, rows: RowSession, id: str, *, outlived: bool = False, gone_at: float | None = None
+    ) -> ExperimentRow | None:
         """Return an experiment that this service may drive until the next claim.
 
         None if it needs no driver. From now on writes of earlier drivers are refused. A queued
         experiment becomes `starting`. For one whose driver has not `outlived` an earlier service,
-        the time in which no service ran does not count.
+        the time in which no service ran does not count; nor does that since `gone_at`, if its last
+        driver is known to have ended then.
 
         Raises:
             NotLeadingError: if another service leads; so do `count_death` and `give_up`.
@@ -172,8 +175,13 @@ class Record(Reopening, Retention):
         is_left = experiment.state in ENDED and not experiment.tracked
         if experiment.state not in DRIVEN | {"queued"} and not is_left:
             return None  # paused, delivered, or being deleted
-        if self.leadership is not None and experiment.state in DRIVEN and not outlived:
-            leave_out(rows, experiment, *self.leadership.absence)
+        if experiment.state in DRIVEN:
+            if gone_at is not None:
+                leave_out(rows, experiment, gone_at, "its driver ended")
+            elif self.leadership is not None and not outlived:
+                since, term_at = self.leadership.absence
+                if (experiment.claimed_at or 0.0) < term_at:  # the first claim of the term
+                    leave_out(rows, experiment, since, "its driver ended with the service")
         now = time.time()
         experiment.generation += 1
         experiment.wants = None
@@ -183,8 +191,10 @@ class Record(Reopening, Retention):
         )
         if experiment.state == "queued":
             move_experiment(rows, experiment, "starting")
-            experiment.started_at = experiment.started_at or now
-            experiment.idle_seconds += now - (experiment.left_at or now)
+            if experiment.started_at is None:
+                experiment.started_at = now
+            else:
+                experiment.idle_seconds += now - (experiment.left_at or now)
             experiment.left_at = None
         return experiment
 
@@ -254,6 +264,7 @@ class Record(Reopening, Retention):
         self.fence(rows)
         experiment = lock(rows, id)
         if experiment.state in DRIVEN:
+            experiment.wants = None
             record_notices(
                 rows, experiment, [Notice("driver", f"its driver died and is started again: {why}")]
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import shutil
 import socket
+import time
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
@@ -77,6 +78,7 @@ class InMemoryDriver:
         self.ledger = ledger
         self.now = "running"
         self.death: Death | None = Death("out of luck")
+        self.ended_at = time.monotonic()
 
     def state(self) -> Any:
         return self.now

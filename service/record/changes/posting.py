@@ -138,7 +138,7 @@ def check_quotas(rows: RowSession, specs: Sequence[ExperimentSpec], owner: str) 
     if most is None:
         return
     open_ones = select(func.count()).where(
-        ExperimentRow.owner == owner, ExperimentRow.state.not_in(ENDED)
+        ExperimentRow.owner == owner, ExperimentRow.state.not_in(ENDED | {"deleting"})
     )
     has = rows.execute(open_ones).scalar_one()
     if has + len(specs) > most:

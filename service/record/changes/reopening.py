@@ -130,7 +130,7 @@ def _retry(
             f"experiment {before.id} has no failed trial, so there is nothing to retry; 'extend' "
             "gives it more to do, and takes up what was cancelled"
         )
-    experiment.closed = experiment.state == "cancelled"
+    experiment.closed = experiment.closed or experiment.state == "cancelled"
     words = f"another try of {count} failed trial{'s' * (count != 1)}"
     if experiment.kept == "none":
         words += ", from the start: their checkpoints were removed"

@@ -104,7 +104,7 @@ def move_experiment(
         told = (experiment.notices or ()) if following == "paused" else ()
         experiment.notices = [each for each in told if each["kind"] == "failures"] or None
     if following in states.ENDED or following == "paused":
-        experiment.left_at = time.time()
+        experiment.left_at = experiment.left_at or time.time()
     emit(rows, experiment, f"experiment.{kind}", **data)
 
 
@@ -259,7 +259,7 @@ def end_experiment(
         finish_trial(part, experiment, trial, "cancelled", trial.result)
     experiment.error = to_storable(error)
     move_experiment(rows, experiment, state, error=experiment.error)
-    experiment.finished_at = experiment.left_at
+    experiment.finished_at = time.time()
     _tell_webhooks(rows, experiment, f"experiment.{state}")
     return True
 

@@ -51,13 +51,11 @@ def devices_of(spec: SpecJson, lanes: int | None = None) -> Devices:
     return Devices(float(cpus) / members, float(gpus) / members)
 
 
-def leave_out(rows: RowSession, experiment: ExperimentRow, since: float, term_at: float) -> None:
-    """Count no time in which no service ran, at the first claim of a term; the driver is dead.
+def leave_out(rows: RowSession, experiment: ExperimentRow, since: float, reason: str) -> None:
+    """Count no time in which an experiment had no driver: since then, or since it was heard last.
 
-    Nobody has looked after drivers `since` that time, and the term began at `term_at`.
+    Its attempts have ended with the driver, for that reason.
     """
-    if (experiment.claimed_at or 0.0) >= term_at:
-        return
     attempts = rows.get_all(AttemptRow, _RUNNING, {"id": experiment.id})
     heard = (each.counted_at or each.started_at for each in attempts)
     last = max(since, experiment.claimed_at or 0.0, *heard)
@@ -65,7 +63,7 @@ def leave_out(rows: RowSession, experiment: ExperimentRow, since: float, term_at
     for attempt in attempts:
         trial = rows.get_one(TrialRow, (experiment.id, attempt.number))
         count_use(rows, trial, attempt, last)
-        attempt.ended_at, attempt.reason = last, "its driver ended with the service"
+        attempt.ended_at, attempt.reason = last, reason
 
 
 def count_use(

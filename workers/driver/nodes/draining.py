@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 
 from eigensweep.protocol.ledger import TrialEntry
 from eigensweep.protocol.messages import Notice
@@ -67,7 +67,7 @@ class Draining:
         return [self._describe(node, deadline) for node, deadline in sorted(self.nodes.items())]
 
     def _describe(self, node: str, deadline: float) -> Notice:
-        until = f" until {datetime.fromtimestamp(deadline):%H:%M}" if deadline else ""
+        until = f" until {datetime.fromtimestamp(deadline, UTC):%H:%M} UTC" if deadline else ""
         words = (
             f"a node drains{until}: its trials commit and go on elsewhere, and none begins there"
         )
