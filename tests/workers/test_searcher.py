@@ -118,6 +118,20 @@ class TestEveryConfigurationOnce:
         ]
         assert "clip_norm" in invalid[0].error
 
+    @pytest.mark.parametrize("method", ["grid", "random"])
+    def test_the_total_counts_the_valid_ones_to_come(self, tmp_path, method):
+        space = {"optimizer.clip_norm": [None, 1.0], "optimizer.clip_value": [None, 1.0, 2.0]}
+        if method == "random":
+            space["optimizer.lr"] = LR
+        b = bench(tmp_path, {"method": method, "space": space, "trials": 8})
+        totals = []
+        while (job := b.ask()) is not None:
+            invalid = [e for e in b.ledger.load() if e.state == "invalid"]
+            totals.append(b.ledger.read("total") - (len(invalid) if method == "random" else 0))
+            b.sweep.end(job.entry.number, "completed", Result(value=0.5, step=20))
+        assert totals == ([6] * 4 if method == "grid" else [8] * 8)
+        assert [e for e in b.ledger.load() if e.state == "invalid"]
+
     def test_a_space_without_any_valid_point_says_so(self, tmp_path):
         space = {"optimizer.clip_norm": [1.0], "optimizer.clip_value": [1.0, 2.0]}
         b = bench(tmp_path, {"method": "grid", "space": space})

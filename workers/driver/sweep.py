@@ -138,7 +138,9 @@ class Sweep:
         self._may_race = spec.racing is not None and (self._has_raced or not draws_none)
         """Of a search that was cut off the leaders are not known; a race that began goes on."""
         self._most = len(self.entries) if draws_none else spec.trial_count()
-        ledger.set_total(self._most)
+        self._told: int | None = -1
+        """How many trials the ledger was told that there will be; -1: nothing yet."""
+        self._tell_total()
 
     def _take_up(self, entry: TrialEntry) -> TrialEntry:
         """Note a trial of the ledger; return its entry, without a process."""
@@ -185,11 +187,29 @@ class Sweep:
     @property
     def left(self) -> int | None:
         """How many trials run, wait or will come; None: the search is unlimited."""
-        if self._most is None:
+        coming = self._coming
+        if coming is None:
             return None
-        coming = 0 if self._exhausted else max(0, self._most - len(self._configurations))
         waiting = len(self._queue) + len(self._losses.rests) + len(self._arrived)
         return self.running + waiting + coming
+
+    @property
+    def _coming(self) -> int | None:
+        """How many valid trials will be drawn, at most; None: there is no end of them."""
+        if self._most is None:
+            return None
+        return 0 if self._exhausted else max(0, self._most - len(self._configurations))
+
+    def _tell_total(self) -> None:
+        """Tell the ledger how many trials there will be with those that are invalid."""
+        size, total = self._configurations.space.count(), self._coming
+        if total is not None:
+            total += len(self.entries)
+            if self.spec.search.method == "grid" and size is not None:
+                total = min(total, max(size, len(self.entries)))
+        if total != self._told:
+            self._told = total
+            self.ledger.set_total(total)
 
     @property
     def startable(self) -> int | None:
@@ -612,6 +632,7 @@ class Sweep:
         if found.config is None:
             self.ledger.open_invalid(number, point.arm, params, found.error)
             self._put(TrialEntry(number, point.arm, params, {}, "", "invalid", error=found.error))
+            self._tell_total()
             return False
         content = found.config.model_dump(mode="json")
         noted = NOTHING if found.draw is None else found.draw.sampler_state

@@ -82,7 +82,7 @@ def _steps_left(
 
 def _typical_steps(experiment: ExperimentRow, counts: Mapping[str, StateCount]) -> float | None:
     """Return the mean number of steps of a trial: of those that ended, else by the budget."""
-    over = {state: count for state, count in counts.items() if state in OUTCOMES}
+    over = {state: count for state, count in counts.items() if state in OUTCOMES - {"invalid"}}
     if trials := sum(count.trials for count in over.values()):
         return sum(c.step for state, c in over.items() if state != "reused") / trials
     if experiment.trial_steps is not None:
