@@ -37,6 +37,7 @@ from eigensweep.reports.results import (
     write_results,
 )
 from eigensweep.search_spaces.shipped.reproductions import suite_names
+from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.app import create_app
 from eigensweep.service.queue.dispatcher import Dispatcher
 from eigensweep.service.record.ledger import RecordLedger
@@ -75,6 +76,20 @@ def play(record: Record, settings: Settings) -> Callable[..., None]:
 
 def post(client: TestClient, name: str = NAME, **more: Any) -> Any:
     return client.post("/v1/reproductions", json={"name": name, **more})
+
+
+def test_an_experiment_that_was_extended_is_the_suites_no_more(client, record, play):
+    posted = post(client).json()
+    (experiment,) = posted["experiments"]
+    play(experiment["id"])
+    spec = ExperimentSpec.from_stored(record.row(experiment["id"]).spec)
+    training = spec.training.model_copy(update={"steps": 3 * spec.training.steps})
+    record.extend(experiment["id"], spec.model_copy(update={"training": training}))
+    reproductions = client.app.state.service.reproductions
+    reproductions.change(reproductions.get(posted["id"]), state="failed")
+    (again,) = post(client).json()["experiments"]
+    assert again["id"] != experiment["id"]
+    assert record.row(again["id"]).spec["training"]["steps"] == spec.training.steps
 
 
 @pytest.mark.usefixtures("drawn")

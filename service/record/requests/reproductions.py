@@ -25,7 +25,7 @@ from eigensweep.protocol.states import ENDED
 from eigensweep.reports.messages import FILES, JSON, ReportOutcome, Results, Until
 from eigensweep.reports.results import UNFINISHED, name_file, read_results
 from eigensweep.search_spaces.checks.checks import check_spec
-from eigensweep.search_spaces.errors import SpecError
+from eigensweep.search_spaces.errors import SpecError, UnreadableSpecError
 from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.search_spaces.shipped.reproductions import (
     Budget,
@@ -34,7 +34,6 @@ from eigensweep.search_spaces.shipped.reproductions import (
     suite_names,
 )
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.service.record.changes.posting import have_same_spec, make_row
 from eigensweep.service.record.errors import (
     ConflictError,
     ExperimentNotFoundError,
@@ -44,7 +43,7 @@ from eigensweep.service.record.errors import (
 from eigensweep.service.record.jobs import PATIENCE, AskedJob, Jobs
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.requests.taking_up import take_up
-from eigensweep.service.record.sql.tables import OPERATOR, JobKind, JobRow
+from eigensweep.service.record.sql.tables import OPERATOR, ExperimentRow, JobKind, JobRow
 from eigensweep.store.places.durable_files import make_folder
 
 logger = logging.getLogger(__name__)
@@ -247,7 +246,8 @@ class Reproductions:
         attempt = 0
         while True:
             row, _ = self.record.add(spec, f"reproduction-{digest(spec)}-{attempt}", owner)
-            if row.state == "completed" or row.state not in ENDED | {"deleting"}:
+            is_there = row.state == "completed" or row.state not in ENDED | {"deleting"}
+            if is_there and _has_spec(row, spec):
                 return Posted(row.id)
             attempt += 1
 
@@ -256,12 +256,11 @@ class Reproductions:
 
         Its idempotency key does not find one that an earlier version has posted.
         """
-        wanted = make_row(spec)
         for id in {each.id for found in self.list(OPEN) for each in found.posted if each.id}:
             with suppress(ExperimentNotFoundError):
                 row = self.record.row(id)
                 is_open = row.owner == owner and row.state not in ENDED | {"deleting"}
-                if is_open and have_same_spec(row, wanted):
+                if is_open and _has_spec(row, spec):
                     return id
         return None
 
@@ -386,6 +385,17 @@ def make_id(
 def digest(spec: ExperimentSpec) -> str:
     """Return the digest of a spec, 16 hex digits."""
     return _digest(spec.model_dump(mode="json"))
+
+
+def _has_spec(row: ExperimentRow, spec: ExperimentSpec) -> bool:
+    """Return whether an experiment has this spec now; it may have been extended since its post.
+
+    An earlier version may have stored it, with fewer fields.
+    """
+    try:
+        return digest(ExperimentSpec.from_stored(row.spec)) == digest(spec)
+    except UnreadableSpecError:
+        return False
 
 
 def _digest(content: Iterable[Any]) -> str:
