@@ -7,7 +7,7 @@ that were stopped early count where the method learns from such trials.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from eigensweep.search_spaces.config_fields import read_field
@@ -24,6 +24,8 @@ OTHER_BUDGET = "trained another number of steps"
 OTHER_CODE = "were trained by other code of the package that brings the task or the model"
 STOPPED = "were stopped early, from which only tpe with one objective learns"
 OUTSIDE = "lie outside of the space, or differ in what it does not vary"
+MOST_POINTS = 256
+"""So many points are tried for one trial, each of which costs about a millisecond."""
 
 
 def find_point(
@@ -49,38 +51,56 @@ def find_point(
     arms = [arm for arm in spec.arms_ if arm.model.name == config["model"]["name"]]
     why = OUTSIDE if arms else OTHER_MODEL
     for arm in arms:
-        point = _read_point(arm.label, space.axes(arm.label), params, config)
-        if point is None:
-            continue
-        try:
-            here = spec.trial(point)
-        except InvalidPointError:
-            continue
-        if here.content_hash() != hash:
-            if here.model_copy(update={"code": config.get("code")}).content_hash() == hash:
-                why = OTHER_CODE
-            continue
-        if here.training.steps == config["training"]["steps"]:
-            return point
-        why = OTHER_BUDGET
+        for point in _read_points(arm.label, space.axes(arm.label), params, config):
+            try:
+                here = spec.trial(point)
+            except InvalidPointError:
+                continue
+            if here.content_hash() != hash:
+                if here.model_copy(update={"code": config.get("code")}).content_hash() == hash:
+                    why = OTHER_CODE
+                continue
+            if here.training.steps == config["training"]["steps"]:
+                return point
+            why = OTHER_BUDGET
     return why
 
 
-def _read_point(
+def _read_points(
     arm: str,
     axes: Mapping[str, Parameter],
     params: Mapping[str, Scalar],
     config: Mapping[str, Any],
-) -> Point | None:
-    """Return the values that an arm's parameters have in a configuration, if it takes them."""
-    found: dict[str, Scalar] = {}
+) -> Iterator[Point]:
+    """Yield the points of an arm at which a configuration may lie.
+
+    There is one, but where shares, budgets or epochs vary that were fixed before: a resolved
+    configuration has what follows from them, and so each of their values may be the one.
+    """
+    found: list[dict[str, Scalar]] = [{}]
     for path, axis in axes.items():
-        if not axis.is_active(found):
-            continue
-        section, _, field = path.partition(".")
-        try:
-            value = params[path] if path in params else read_field(config[section], field)
-            found[path] = axis.match(value)
-        except (LookupError, ValueError):
-            return None
-    return Point(arm, found)
+        found = [
+            {**values, path: value} if active else values
+            for values in found
+            for active in (axis.is_active(values),)
+            for value in (_read_values(path, axis, params, config) if active else (None,))
+        ][:MOST_POINTS]
+    yield from (Point(arm, values) for values in found)
+
+
+def _read_values(
+    path: str, axis: Parameter, params: Mapping[str, Scalar], config: Mapping[str, Any]
+) -> list[Scalar]:
+    """Return the values of an axis that a configuration may have: one, none or all of them."""
+    section, _, field = path.partition(".")
+    try:
+        value = params[path] if path in params else read_field(config[section], field)
+    except LookupError:
+        return []
+    try:
+        return [axis.match(value)]
+    except ValueError:
+        size = axis.size()
+        if value is not None or size is None or size > MOST_POINTS:
+            return []
+        return [axis.value(index) for index in range(size)]

@@ -36,6 +36,7 @@ from eigensweep.service.record.requests.reproductions import (
     ReproductionRecord,
     Reproductions,
     Wanted,
+    has_spec,
     make_id,
     read_resources,
 )
@@ -78,6 +79,12 @@ class ReproductionHandler(ReadingHandler):
         resources = read_resources(found.resources)
         if make_id(found.name, found.budget, found.until, resources) != found.id:
             raise ValueError(f"{found.name} has changed since it was asked for; ask for it again")
+        for label, posted, spec in found.make_all():
+            if posted.id is not None and not has_spec(self.record.row(posted.id), spec):
+                problem = (
+                    f"its experiment '{label}' ({posted.id}) was extended since; ask for it again"
+                )
+                raise ValueError(problem)
         if found.analyses is None:
             asked = [
                 self._ask(found, label, repeat, analysis)

@@ -16,7 +16,7 @@ from eigensweep.client.spec_file import parse_settings, read
 from eigensweep.models import MODELS
 from eigensweep.search_spaces.checks.checks import check_spec
 from eigensweep.search_spaces.checks.preview import preview
-from eigensweep.search_spaces.checks.warm_start import find_point
+from eigensweep.search_spaces.checks.warm_start import OUTSIDE, find_point
 from eigensweep.search_spaces.errors import InvalidPointError, SeveralErrors, SpecError
 from eigensweep.search_spaces.shipped.presets import load_preset, preset_names
 from eigensweep.search_spaces.space import Point
@@ -138,6 +138,35 @@ def test_a_search_varies_items_of_a_list_and_leaves_the_others():
     same = earlier.model_dump(mode="json"), earlier.content_hash()
     found = find_point(searched, searched.space(), {}, *same, pruned=False)
     assert found == searched.space().point(1)
+
+
+@pytest.mark.parametrize(
+    "field", ["model.negative_fraction", "model.parameters", "training.epochs"]
+)
+def test_a_trial_lies_where_a_share_or_budget_varies_only_now(field):
+    section, _, name = field.partition(".")
+    values = {"negative_fraction": [0.0, 0.5], "parameters": [500, 900], "epochs": [1, 2]}[name]
+    task = {"name": "adding", "length": 5, "train_size": 40, "batch_size": 20}
+    fixed = {"model": {"name": "lstm"}, "training": {} if name == "epochs" else {"steps": 4}}
+    if name == "negative_fraction":
+        fixed["model"] = {"name": "scornn", "hidden_size": 8}
+    elif name == "epochs":
+        fixed["model"]["hidden_size"] = 8
+    earlier = spec(
+        **{"task": task, **fixed, section: {**fixed[section], name: values[1]}},
+        search={"space": {"optimizer.lr": [0.1, 0.01]}},
+    )
+    now = spec(**{"task": task, **fixed}, search={"space": {"optimizer.lr": [0.1], field: values}})
+    taken = [
+        find_point(
+            now, now.space(), point.params, config.model_dump(mode="json"), hash_, pruned=False
+        )
+        for point in earlier.space()
+        for config in [earlier.trial(point)]
+        for hash_ in [config.content_hash()]
+    ]
+    assert taken[0] == Point(fixed["model"]["name"], {"optimizer.lr": 0.1, field: values[1]})
+    assert taken[1] == OUTSIDE
 
 
 @pytest.mark.parametrize("reading", ["tokens", "sentences"])

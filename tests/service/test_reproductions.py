@@ -78,13 +78,33 @@ def post(client: TestClient, name: str = NAME, **more: Any) -> Any:
     return client.post("/v1/reproductions", json={"name": name, **more})
 
 
+def extend(record, id):
+    """Have an experiment that is over train three times its steps."""
+    spec = ExperimentSpec.from_stored(record.row(id).spec)
+    training = spec.training.model_copy(update={"steps": 3 * spec.training.steps})
+    record.extend(id, spec.model_copy(update={"training": training}))
+    return spec
+
+
+def test_one_whose_experiment_was_extended_says_so(client, record, reproducer, play):
+    posted = post(client).json()
+    (experiment,) = posted["experiments"]
+    play(experiment["id"])
+    extend(record, experiment["id"])
+    play(experiment["id"])
+    assert not reproducer.tick()
+    ended = client.get(posted["links"]["self"]).json()
+    assert ended["state"] == "failed"
+    assert f"({experiment['id']}) was extended since; ask for it again" in ended["error"]
+    (again,) = post(client).json()["experiments"]
+    assert again["id"] != experiment["id"]
+
+
 def test_an_experiment_that_was_extended_is_the_suites_no_more(client, record, play):
     posted = post(client).json()
     (experiment,) = posted["experiments"]
     play(experiment["id"])
-    spec = ExperimentSpec.from_stored(record.row(experiment["id"]).spec)
-    training = spec.training.model_copy(update={"steps": 3 * spec.training.steps})
-    record.extend(experiment["id"], spec.model_copy(update={"training": training}))
+    spec = extend(record, experiment["id"])
     reproductions = client.app.state.service.reproductions
     reproductions.change(reproductions.get(posted["id"]), state="failed")
     (again,) = post(client).json()["experiments"]

@@ -97,6 +97,16 @@ class ReproductionRecord(AskedJob):
     resources: dict[str, JsonValue] | None = None
     """What a trial occupies; None: what the suite says."""
 
+    def make_all(self) -> list[tuple[str, Posted, ExperimentSpec]]:
+        """Return the label of each experiment that was posted, with what was posted."""
+        made = [(self.experiments, self.make_specs(self.added)), (self.first, self.make_specs(0))]
+        return [
+            (label, posted, specs[label])
+            for those, specs in made
+            for label, posted in those.items()
+            if label in specs
+        ]
+
     def make_specs(self, added: int) -> dict[str, ExperimentSpec]:
         """Return its experiments by their labels, with so many seeds added."""
         return make_specs(self.name, self.budget, added, read_resources(self.resources))
@@ -247,7 +257,7 @@ class Reproductions:
         while True:
             row, _ = self.record.add(spec, f"reproduction-{digest(spec)}-{attempt}", owner)
             is_there = row.state == "completed" or row.state not in ENDED | {"deleting"}
-            if is_there and _has_spec(row, spec):
+            if is_there and has_spec(row, spec):
                 return Posted(row.id)
             attempt += 1
 
@@ -260,7 +270,7 @@ class Reproductions:
             with suppress(ExperimentNotFoundError):
                 row = self.record.row(id)
                 is_open = row.owner == owner and row.state not in ENDED | {"deleting"}
-                if is_open and _has_spec(row, spec):
+                if is_open and has_spec(row, spec):
                     return id
         return None
 
@@ -387,7 +397,7 @@ def digest(spec: ExperimentSpec) -> str:
     return _digest(spec.model_dump(mode="json"))
 
 
-def _has_spec(row: ExperimentRow, spec: ExperimentSpec) -> bool:
+def has_spec(row: ExperimentRow, spec: ExperimentSpec) -> bool:
     """Return whether an experiment has this spec now; it may have been extended since its post.
 
     An earlier version may have stored it, with fewer fields.
