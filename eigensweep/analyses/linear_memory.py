@@ -149,8 +149,8 @@ class TransientNorms(AnalysisMethod[TransientNormsOptions, None, TransientNormsC
                 _draw_band(below[column], curve.unit_sd, curve.unit_sd_sd, colour, label)
             above[column].set(title=f"‖h_t‖, β = {beta:g}", yscale="log")
             below[column].set(title=f"spread σ of a unit, β = {beta:g}", yscale="log", xlabel="t")
-        above[0].set_ylim(2.3e-5, 2.3e2)
-        below[0].set_ylim(2.3e-6, 2.3e1)
+        for row, low, high in ((above, 2.3e-5, 2.3e2), (below, 2.3e-6, 2.3e1)):  # the paper's
+            row[0].set_ylim(low, max(high, *(2 * panel.dataLim.y1 for panel in row)))
         for panel in (*above, *below):
             panel.axvline(content.size, color="0.6", linewidth=0.8)
             panel.set_xlim(0, len(content.curves[0].norm) - 1)

@@ -129,7 +129,7 @@ class SizeStudy(AnalysisMethod[SizeStudyOptions, ExperimentSubject, SizeStudyCon
 
     of = "experiment"
     Options = SizeStudyOptions
-    result_version = 4
+    result_version = 5
 
     def check(self, options: SizeStudyOptions, subject: ExperimentSubject) -> None:
         _parameter(options, subject)
@@ -349,11 +349,16 @@ def _keys(trial: TrialSubject) -> list[str]:
 
 
 def _split(trials: list[TrialSubject], store: Store, metric: str) -> str:
-    """Return `test_now` if every trial's curve has scores of the test data, else `valid`."""
-    has_test = all(
-        any(f"test_now/{metric}" in point.metrics for point in store.points(_keys(trial)[0]))
+    """Return `test_now` if every trial's curve has scores of the test data, else `valid`.
+
+    A trial that diverged before it was first evaluated has neither, and decides nothing.
+    """
+    scored = [
+        {name for point in store.points(_keys(trial)[0]) if point.step for name in point.metrics}
         for trial in trials
-    )
+    ]
+    scored = [names for names in scored if f"valid/{metric}" in names]
+    has_test = scored and all(f"test_now/{metric}" in names for names in scored)
     return "test_now" if has_test else "valid"
 
 

@@ -105,7 +105,7 @@ def _lines(
     if figure is not None:
         yield from (f"![{content.title}]({figure})", "")
         if not content.analyses:
-            yield from (f"*{CAPTIONS[content.picture]}*", "")
+            yield from (f"*{caption_of(content)}*", "")
     if results is not None:
         yield from (f"[Every seed's values, curve and settings]({results})", "")
     if content.claims:
@@ -137,6 +137,12 @@ CAPTIONS = {
     "sizes": "The measured numbers with their 95 % intervals, and the paper's, over parameters.",
 }
 """What is below a picture, by its kind."""
+
+
+def caption_of(content: ReportContent) -> str:
+    """Return what the picture of a report shows: that of its first analysis, or its curves."""
+    made = [each for each in content.analyses if each.problem is None]
+    return f"{made[0].label.replace('_', ' ').capitalize()}." if made else CAPTIONS[content.picture]
 
 
 def says_words(claim: ClaimFound) -> str:

@@ -73,9 +73,11 @@ class DeletionHandler(Handler):
 
     def _remove_files(self, id: str) -> str | None:
         """Remove runs and checkpoints in a child process; return why that failed."""
+        row = self.record.row(id)
         order = {
             "experiment": id,
-            "project": self.record.row(id).project,
+            "project": row.project,
+            "run_id": row.run_id,
             "storage": self.storage,
             "mlflow_uri": self.mlflow.uri if self.mlflow else None,
         }

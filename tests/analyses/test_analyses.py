@@ -328,6 +328,25 @@ class TestSizeStudy:
         worst = max(content["sizes"], key=lambda one: one["final"])["size"]
         assert content["best_to_worst"][-1] == {"arm": "enrnn", "size": worst}
 
+    def test_a_trial_that_diverged_at_once_leaves_test_data(self, folders):
+        scored = {"training__test_every_evaluation": True}
+        good, wide = (
+            train(folders.storage, number, model__short_size=size, **scored)
+            for number, size in ((30, 0), (31, 3))
+        )
+        lost = good.model_copy(update={"number": 32, "state": "diverged", "value": None})
+        lost = lost.model_copy(update={"place": "e1/00032"})
+        subject = ExperimentSubject(
+            experiment="e1",
+            name="sizes",
+            metric="mse",
+            unit="squared error",
+            better="lower",
+            baseline=1 / 6,
+            trials=[good, wide, lost],
+        )
+        assert analyse("size_study", subject, folders)["data"] == "test"
+
     def test_the_best_trial_of_a_size_is_the_first_in_the_ranking(self, sizes, folders):
         """The worst curve of all is that of trial 3, which hardly learns."""
         trials = [
@@ -478,6 +497,16 @@ class TestMatrices:
         curves = [line for line in axes.lines if "α" in line.get_label()]
         looks = {(str(line.get_color()), line.get_linestyle()) for line in curves}
         assert len(looks) == len(curves) >= 8
+
+    def test_a_state_that_grows_stays_within_its_picture(self, folders):
+        analysis = ANALYSES["transient_norms"]
+        shape = {"beta": [0.0], "size": 50, "steps": 90, "vectors": 2}
+        for alpha in (0.9, 1.3):
+            options = analysis.Options.model_validate({"alpha": [alpha], **shape})
+            content = analysis.run(options, None, folders).content
+            axes = analysis.plot(content).axes[0]
+            assert axes.get_ylim()[1] > max(content.curves[0].norm)
+            assert (axes.get_ylim()[1] == 2.3e2) == (alpha < 1), "the paper's"
 
     def test_one_value_stands_for_a_list_of_one(self):
         options = ANALYSES["fisher_memory"].Options.model_validate({"d": 0.1, "alpha": 1})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from html import unescape
@@ -95,6 +96,18 @@ def pages_of(id: str) -> list[str]:
     compared = f"/compare?of={id}/0&of={id}/lstm"
     form = ["/new", f"/new?experiment={id}", "/fields"]
     return ["/", here, f"{here}/trials", *trials, compared, "/cluster", "/reproductions", *form]
+
+
+def test_the_form_starts_from_an_experiment_again(client, ledger):
+    """ "Load" sends what the form has: the experiment, and the preset that is chosen, if one is."""
+    page = client.get(f"/new?experiment={ledger.experiment_id}").text
+    assert f'<option value="" selected>(experiment {ledger.experiment_id})</option>' in page
+    assert f'name="experiment" value="{ledger.experiment_id}"' in page
+    same = client.get(f"/new?preset=&experiment={ledger.experiment_id}").text
+    assert same.count("name: who") == page.count("name: who") == 1
+    other = client.get(f"/new?preset=enrnn/copying&experiment={ledger.experiment_id}").text
+    assert "name: who" not in other
+    assert "<option selected>enrnn/copying" in other
 
 
 class TestList:
@@ -354,6 +367,17 @@ class TestReproductions:
         assert "img-src 'self'" in page.headers["Content-Security-Policy"]
         assert "style=" not in page.text
         assert f"{report['verdict']} Report of {NAME}, short" in read(client, "/reproductions")
+
+    def test_it_is_asked_for_again_as_it_was_asked_for(self, client):
+        asked = {"resources": {"cpus": 2, "lanes": 4}, "until_decided": True, "most": 30}
+        posted = client.post("/v1/reproductions", json={"name": NAME, **asked}).json()
+        for place in (posted["links"]["page"], "/reproductions"):
+            client.post(posted["links"]["cancel"])
+            bodies = re.findall(r"data-open data-body='([^']+)'", client.get(place).text)
+            found = [json.loads(unescape(each)) for each in bodies]
+            (mine,) = (e for e in found if (e["name"], e["budget"]) == (NAME, "short"))
+            again = client.post("/v1/reproductions", json=mine)
+            assert again.json()["id"] == posted["id"]
 
     def test_one_that_was_cancelled_or_failed_is_asked_for_again(self, client, record, settings):
         posted = client.post("/v1/reproductions", json={"name": NAME}).json()

@@ -276,6 +276,60 @@ def test_a_setting_with_one_value_has_one_mark(browser, serve, ledger, settings)
     assert [text for x, text in found if x == 1] == ["2.5", "not set"]
 
 
+def test_a_click_into_a_table_keeps_nothing_old(browser, serve, ledger, settings):
+    emulate(browser, 1200, "light")
+    browser.get(f"{serve()}/experiments/{ledger.experiment_id}")
+    find(browser, "#curves .scatterlayer .trace path.js-line")
+    browser.execute_script(
+        "document.querySelector('#arms [tabindex]').focus();"
+        "document.querySelector('#trials input[name=of]').click()"
+    )
+    ticked = "return [...document.querySelectorAll('#trials input:checked')].map((e) => e.value)"
+    (chosen,) = browser.execute_script(ticked)
+    complete(ledger, Path(settings.storage_folder), 8, "lstm", 0.001, apart=(0.0, 0.0))
+    wait_until(lambda: "0.001" in text_of(browser, "#arms"))
+    assert browser.execute_script("return document.activeElement.closest('#arms') !== null")
+    wait_until(lambda: "0.001" in text_of(browser, "#trials"))
+    assert browser.execute_script(ticked) == [chosen]
+
+    browser.execute_script("document.querySelector('#trials a').focus()")  # that part waits
+    complete(ledger, Path(settings.storage_folder), 9, "lstm", 0.0005, apart=(0.0, 0.0))
+    ledger.end("completed")
+    ledger.set_tracked()
+    wait_until(lambda: "completed" in text_of(browser, "#state"))
+    assert "0.0005" not in text_of(browser, "#trials")
+    browser.execute_script("document.activeElement.blur()")
+    wait_until(lambda: "0.0005" in text_of(browser, "#trials"))
+    wait_until(lambda: "It is over." in text_of(browser, "#announcement"))
+
+
+@pytest.mark.slow
+def test_a_page_of_a_deleted_experiment_says_so(browser, serve, ledger, record):
+    browser.get(f"{serve()}/experiments/{ledger.experiment_id}")
+    find(browser, "#curves .scatterlayer .trace path.js-line")
+    record.cancel(ledger.experiment_id)
+    ledger.end("cancelled")
+    record.delete(ledger.experiment_id)
+    record.remove(ledger.experiment_id)
+    wait_until(lambda: "there is no experiment" in text_of(browser, "main"))
+
+
+@pytest.mark.slow
+def test_curves_that_fail_hide_nothing_else(browser, serve, finished, monkeypatch):
+    address = serve()
+    browser.get(f"{address}/experiments/{finished.experiment_id}")
+    find(browser, "#curves .scatterlayer .trace path.js-line")
+    browser.execute_cdp_cmd("Network.enable", {})
+    browser.execute_cdp_cmd("Network.setBlockedURLs", {"urls": ["*/curves"]})
+    try:
+        browser.refresh()
+        find(browser, "#importance .bars path")
+        assert not browser.find_elements(By.CSS_SELECTOR, "#curves .scatterlayer")
+        assert "No other trial is better" in text_of(browser, "#front")
+    finally:
+        browser.execute_cdp_cmd("Network.setBlockedURLs", {"urls": []})
+
+
 def test_a_trial_shows_each_metric(browser, serve, ledger):
     here = f"{serve()}/experiments/{ledger.experiment_id}/trials/0"
     browser.get(here)
@@ -425,6 +479,24 @@ def wait_for_colour(browser: webdriver.Chrome, selector: str, name: str, is_brig
 
 
 @pytest.mark.slow
+def test_a_link_of_another_site_finds_who_is_signed_in(browser, serve, ledger):
+    address = serve(token="a token")
+    browser.get(address)
+    find(browser, "#token").send_keys("a token\n")
+    wait_until(lambda: browser.title == "Eigensweep")
+    for end in ("", "#trials"):
+        there = f"{address}/experiments/{ledger.experiment_id}{end}"
+        browser.get(f"data:text/html,<a href='{there.replace('#', '%23')}'>look</a>")
+        find(browser, "a").click()
+        wait_until(lambda: browser.title.startswith("who "))
+        assert browser.current_url == there
+    browser.delete_all_cookies()
+    browser.get(f"data:text/html,<a href='{address}/new'>look</a>")
+    find(browser, "a").click()
+    find(browser, "#token")
+    assert browser.current_url == f"{address}/new"
+
+
 def test_the_page_of_the_api_is_dark_and_leads_back(browser, serve, ledger):
     address = serve()
     for scheme in ("dark", "light"):
@@ -491,6 +563,7 @@ def test_scripts_write_numbers_and_settings_as_templates_do(browser, serve, ledg
     chosen = [
         {"optimizer.name": "rmsprop", "optimizer.lr": 1 / 30000, "optimizer.name_orth": "adam"},
         {"task.size": 5924, "model.size": -0.25, "model.coupled": True},
+        {"optimizer.betas.0": 0.9, "optimizer.betas.1": 0.999, "optimizer.lr": 0.5},
     ]
     assert browser.execute_async_script(script, "settings", json.dumps(chosen)) == [
         describe_settings(params) for params in chosen

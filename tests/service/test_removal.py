@@ -312,6 +312,26 @@ class TestDelete:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own store
+def test_runs_are_found_in_a_project_that_was_renamed(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    runs = Runs(uri, "memory", "e1")
+    own = runs.get(None, None, "all", {})
+    trial = runs.get(0, None, "a trial", {}, own)
+    client = MlflowClient(uri)
+    client.rename_experiment(runs.project_id, "long memory")
+    later = Runs(uri, "memory", "e1", own)
+    assert later.get(0, None, "a trial", {}, own) == trial
+    assert later.project_id == runs.project_id
+    assert not later.lacked_experiment
+    assert client.get_experiment_by_name("memory") is None
+    client.delete_experiment(runs.project_id)
+    assert Runs(uri, "memory", "e1", own).get(None, None, "all", {}) == own
+    assert client.get_experiment(runs.project_id).lifecycle_stage == "active"
+    remove("e1", "memory", str(tmp_path), uri, own)
+    assert client.search_runs([runs.project_id]) == []
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own store
 def test_every_run_of_it_is_deleted_in_mlflow_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -337,5 +357,5 @@ def test_every_run_of_it_is_deleted_in_mlflow_and_no_other(
     with pytest.raises(AwayError, match="lists it still"):
         remove("e2", "some project", str(tmp_path), uri)
     assert sorted(asked) == sorted(run.info.run_id for run in left)
-    remove("e3", "no such project", str(tmp_path), uri)
+    remove("e3", "no such project", str(tmp_path), uri, "no such run")
     assert client.get_experiment_by_name("no such project") is None

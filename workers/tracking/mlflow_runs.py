@@ -26,7 +26,7 @@ from eigensweep.workers.tracking.run_writes import PATH, RunWrite, is_kept_by_se
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Metric, Run
+    from mlflow.entities import Experiment, Metric, Run
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +90,9 @@ TRANSIENT = frozenset(
 )
 """Errors of MLflow that may pass: it is starting or busy, or a proxy or a key is being renewed."""
 
+NOT_THERE: Final = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
+"""What MLflow answers where it has no such run, or another one could have no such id."""
+
 DAMAGED: Final = re.compile(r"\((\w+\.)+(DatabaseError|InternalError|UndefinedTable)\) ")
 """What stands in an answer whose reason is a damaged database, and not the request."""
 
@@ -149,10 +152,15 @@ class Runs:
     once, and is sent one run after the other.
     """
 
-    def __init__(self, uri: str, project: str, experiment: str) -> None:
-        """Connect, and send nothing yet. The caller tries again, so MLflow's client does not."""
+    def __init__(self, uri: str, project: str, experiment: str, run_id: str | None = None) -> None:
+        """Connect, and send nothing yet. The caller tries again, so MLflow's client does not.
+
+        `run_id` is the experiment's own run, if it was made before: its project counts then, also
+        where a person has renamed it.
+        """
         self._client = load_client()(tracking_uri=uri)
         self._uri, self._project, self._experiment = uri, project, experiment
+        self._run_id = run_id
         self._project_id: str | None = None
         self._place: str | None = None
         self._is_ours: bool | None = None
@@ -174,7 +182,7 @@ class Runs:
         """Return where the artifacts of the experiment's runs are kept."""
         if self._place is None:
             if self._project_id is None:
-                self._project_id = self._project_by_name()
+                self._project_id = self._take_project()
             project = self._project_id
             self._place = _ask(lambda: self._client.get_experiment(project)).artifact_location
         return self._place
@@ -250,10 +258,9 @@ class Runs:
             AwayError: if it does not answer.
         """
         try:
-            _ask(lambda: self._client.get_run(run_id))
-        except MlflowRefusedError as error:
-            return getattr(error.__cause__, "error_code", None) == "RESOURCE_DOES_NOT_EXIST"
-        return False
+            return self._look_up(run_id) is None
+        except MlflowRefusedError:
+            return False
 
     def list_seeds(self, number: int) -> dict[int, str]:
         """Return the runs of a trial's replicates by seed, as far as they are known."""
@@ -301,9 +308,7 @@ class Runs:
         Raises:
             AwayError: if MLflow does not answer, or lists what it says that it has deleted.
         """
-        found = _ask(lambda: self._client.get_experiment_by_name(self._project))
-        if found is None and self._project == UNNAMED:
-            found = _ask(lambda: self._client.get_experiment_by_name("Default"))
+        found = self._project_of_run() or self._project_by_name()
         if found is None:
             return
         wanted = f"tags.`{EXPERIMENT}` = '{self._experiment}'"
@@ -494,7 +499,7 @@ class Runs:
 
         self._deleted.clear()
         if self._project_id is None:
-            self._project_id = self._project_by_name()
+            self._project_id = self._take_project()
         project, page = self._project_id, None
         wanted = f"tags.`{EXPERIMENT}` = '{self._experiment}'"
         while not self._sure:
@@ -505,11 +510,9 @@ class Runs:
             page = runs.token
             self._sure = not page
 
-    def _project_by_name(self) -> str:
-        found = _ask(lambda: self._client.get_experiment_by_name(self._project))
-        if found is None and self._project == UNNAMED:
-            self._project = "Default"
-            return self._project_by_name()
+    def _take_project(self) -> str:
+        """Return the id of the project, which is made, or restored, if need be."""
+        found = self._project_of_run() or self._project_by_name()
         if found is None:
             try:
                 return _ask(
@@ -517,7 +520,7 @@ class Runs:
                 )
             except MlflowRefusedError:
                 # Another driver may have made it in the meantime.
-                found = _ask(lambda: self._client.get_experiment_by_name(self._project))
+                found = self._project_by_name()
                 if found is None:
                     raise
         if found.lifecycle_stage == "deleted":
@@ -526,6 +529,34 @@ class Runs:
             if name not in found.tags:
                 _ask(partial(self._client.set_experiment_tag, found.experiment_id, name, value))
         return found.experiment_id
+
+    def _project_by_name(self) -> Experiment | None:
+        found = _ask(lambda: self._client.get_experiment_by_name(self._project))
+        if found is None and self._project == UNNAMED:
+            self._project = "Default"
+            return self._project_by_name()
+        return found
+
+    def _project_of_run(self) -> Experiment | None:
+        """Return the project that has the experiment's own run; None if there is no such run."""
+        run = None if self._run_id is None else self._look_up(self._run_id)
+        if run is None:
+            return None
+        return _ask(lambda: self._client.get_experiment(run.info.experiment_id))
+
+    def _look_up(self, run_id: str) -> Run | None:
+        """Return a run, deleted ones too; None if there is none.
+
+        Raises:
+            AwayError: if MLflow does not answer.
+            MlflowRefusedError: if it does not tell.
+        """
+        try:
+            return _ask(lambda: self._client.get_run(run_id))
+        except MlflowRefusedError as error:
+            if getattr(error.__cause__, "error_code", None) in NOT_THERE:
+                return None
+            raise
 
     def _is_own(self, key: Key, run_id: str) -> bool:
         """Return whether a run with the tags of the experiment is one of its runs."""

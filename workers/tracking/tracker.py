@@ -273,8 +273,9 @@ class Tracker:
         """Deliver what is new; tell whether that was the last of it."""
         end = self._end
         try:
+            subject = self._subject
             runs = self._runs = self._runs or Runs(
-                self._uri, self._subject.project, self._subject.id
+                self._uri, subject.project, subject.id, self._ledger.experiment_run()
             )
             parent = self._parent = self._parent or self._parent_run(runs)
             news = self._choose(all_of_them=end is not None or self._is_awaited)

@@ -25,7 +25,7 @@ from starlette.staticfiles import StaticFiles
 from eigensweep.common.direction import sign
 from eigensweep.protocol import states
 from eigensweep.protocol.messages import SpecJson
-from eigensweep.reports.markdown import cost_words, remarks_of
+from eigensweep.reports.markdown import caption_of, cost_words, remarks_of
 from eigensweep.reports.page import make_tables
 from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.search_spaces.errors import UnknownSuiteError, UnreadableSpecError
@@ -58,7 +58,7 @@ from eigensweep.service.api.routes.overviews import TrialNumber
 from eigensweep.service.api.routes.reproductions import ReproductionId, SuiteListing
 from eigensweep.service.api.routes.trials import TrialQuery
 from eigensweep.service.record.errors import NotFoundError
-from eigensweep.service.record.requests.reproductions import OPEN
+from eigensweep.service.record.requests.reproductions import OPEN, ReproductionRecord
 from eigensweep.service.record.sql.tables import ExperimentRow
 from eigensweep.service.record.views.overviews import ArmRecord, list_arms, list_lineages
 
@@ -294,8 +294,10 @@ def show_cluster(service: TheService, caller: Reader) -> Response:
 def show_reproductions(service: TheService, caller: Reader) -> Response:
     """Return the list of the papers' tables and figures, with what was run of each."""
     newest: dict[tuple[str, str], Any] = {}
+    again: dict[tuple[str, str], dict[str, Any]] = {}
     for found in service.reproductions.list():  # the newest of a suite and budget comes last
         is_open = found.state in OPEN
+        again[found.name, found.budget] = _ask_again(found)
         newest[found.name, found.budget] = (
             reproductions.make_answer(service, found) if is_open else found
         )
@@ -307,6 +309,7 @@ def show_reproductions(service: TheService, caller: Reader) -> Response:
         "reproductions.html",
         papers=papers,
         newest=newest,
+        again=again,
         budgets=BUDGETS,
         is_live=any(each.state in OPEN for each in newest.values()),
     )
@@ -328,17 +331,28 @@ def show_reproduction(service: TheService, caller: Reader, id: ReproductionId) -
         found=found,
         suite=suite,
         report=report,
+        again=_ask_again(service.reproductions.get(id)),
         remarks=[] if report is None else remarks_of(report),
         tables=[] if report is None else make_tables(report),
+        caption="" if report is None else caption_of(report),
         what_it_took="" if report is None else cost_words(report),
         is_live=found.state in OPEN,
     )
 
 
-class FormQuery(Asked):
-    """What the form starts from: a preset, or an experiment's spec."""
+def _ask_again(found: ReproductionRecord) -> dict[str, Any]:
+    """Return the body of the request that opened a reproduction."""
+    body: dict[str, Any] = {"name": found.name, "budget": found.budget}
+    if found.until is not None:
+        limits = {"core_hours": found.until.core_hours, "most": found.until.most}
+        body |= {"until_decided": True, **limits}
+    return body if found.resources is None else {**body, "resources": found.resources}
 
-    preset: str = Field("quickstart", max_length=200)
+
+class FormQuery(Asked):
+    """What the form starts from: a preset, an experiment's spec, or the quickstart."""
+
+    preset: str = Field("", max_length=200)
     experiment: str | None = Field(None, max_length=32)
     extend: bool = False
     """Whether the form gives the experiment more to do, instead of posting another one."""
@@ -396,17 +410,19 @@ def show_form(
     service: TheService, caller: Submitter, query: Annotated[FormQuery, Query()]
 ) -> Response:
     """Return the form that posts an experiment."""
-    if query.experiment is None:
-        spec = load_preset(query.preset).model_dump(mode="json", exclude_unset=True)
+    preset = query.preset or ("" if query.experiment else "quickstart")
+    if preset:
+        spec = load_preset(preset).model_dump(mode="json", exclude_unset=True)
     else:
-        spec = experiments.get_experiment(service, query.experiment).spec
+        spec = experiments.get_experiment(service, query.experiment or "").spec
     return render(
         caller,
         "new.html",
         text=_write_yaml(spec),
         presets=catalogue.list_presets().items,
         query=query,
-        is_extension=query.extend and query.experiment is not None,
+        preset=preset,
+        is_extension=query.extend and not preset,
     )
 
 

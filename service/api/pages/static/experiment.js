@@ -1,14 +1,14 @@
 // The plots of one experiment: learning curves, parallel coordinates, slices.
 
-import { call } from "./page.js";
-import { axis, colour, digits, draw, drawLooks, fill, floorOf, isWide, limits, plain, scaleOf, settings } from "./plots.js";
+import { call, untilDone } from "./page.js";
+import { axis, colour, digits, draw, drawLooks, fill, floorOf, isWide, least, limits, most, plain, scaleOf, settings } from "./plots.js";
 
 const { id, metric, unit, better, state } = document.getElementById("experiment").dataset;
 const place = `/v1/experiments/${id}`;
 const named = `${metric}${unit ? ` (${unit})` : ""}`;
 const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
 const sign = better === "lower" ? 1 : -1;
-const best = (values) => (sign > 0 ? Math.min : Math.max)(...values);
+const best = sign > 0 ? least : most;
 const ENDED_WELL = ["completed", "reused"];
 let arms = [];
 let points = [];
@@ -105,8 +105,8 @@ function scale(values) {
     const power = isWide(known);
     const floor = power ? floorOf(known) : -Infinity; // zeros stand there
     const f = power ? (value) => Math.log10(Math.max(value, floor)) : (value) => value;
-    const low = f(Math.min(...known));
-    const span = f(Math.max(...known)) - low;
+    const low = f(least(known));
+    const span = f(most(known)) - low;
     if (!span) return { at: () => 0.5, marks: [[0.5, known[0]]] }; // one value has no scale
     const marks = [0, 0.5, 1].map((at) => [at, power ? 10 ** (low + at * span) : low + at * span]);
     return { at: (value) => (f(value) - low) / span, marks };
@@ -183,9 +183,11 @@ function drawHistory(mine) {
   figure.hidden = ended.length < 2;
   if (figure.hidden) return;
   const values = ended.map((point) => point.value);
-  const soFar = values.map((_, at) => best(values.slice(0, at + 1)));
+  let leader = sign * Infinity;
+  const soFar = values.map((value) => (leader = best([leader, value])));
   const power = isWide(values, 10);
-  const lift = power ? (value) => Math.max(value, floorOf(values)) : (value) => value;
+  const floor = power ? floorOf(values) : -Infinity;
+  const lift = (value) => Math.max(value, floor);
   draw(figure.querySelector(".drawing"), () => {
     const tone = colour(arms.indexOf(mine[0].arm));
     const x = ended.map((point) => point.number);
@@ -210,7 +212,8 @@ function drawSlices(mine, varied) {
     const element = holder.children[place];
     const values = having.map((point) => point.value);
     const power = isWide(values);
-    const lift = power ? (value) => Math.max(value, floorOf(values)) : (value) => value;
+    const floor = power ? floorOf(values) : -Infinity;
+    const lift = (value) => Math.max(value, floor);
     element.setAttribute("role", "img");
     element.setAttribute("aria-label", `${metric} against ${path}`);
     draw(element, () => ({
@@ -337,14 +340,18 @@ let seen = null;
 
 async function load(isOver) {
   const now = counts();
-  if (now === seen && !isOver) return drawCurves();
+  const isNew = now !== seen || isOver;
+  if (isNew) {
+    arms = (await call(`${place}/arms`)).items.map((arm) => arm.name);
+    colourArms();
+  }
+  const looks = [drawCurves()]; // the others need the record alone, and wait for no store
+  if (isNew) looks.push(loadSpace(), showRace());
+  if (isOver) looks.push(drawImportance(), showFront()); // both read all trials
+  for (const each of await Promise.allSettled(looks)) if (each.status === "rejected") throw each.reason;
   seen = now;
-  arms = (await call(`${place}/arms`)).items.map((arm) => arm.name);
-  colourArms();
-  await Promise.all([drawCurves(), loadSpace(), showRace()]);
-  if (isOver) await Promise.all([drawImportance(), showFront()]); // both read all trials
 }
 
 document.getElementById("space-arm").addEventListener("change", drawSpace);
-document.addEventListener("updated", (event) => load(event.detail.isOver));
-load(state !== "running");
+document.addEventListener("updated", (event) => event.detail.looks.push(load(event.detail.isOver)));
+untilDone(() => load(state !== "running"));

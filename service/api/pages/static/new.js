@@ -6,7 +6,14 @@ import { digits, fill, settings } from "./plots.js";
 const text = document.getElementById("spec");
 const problems = document.getElementById("problems");
 const result = document.getElementById("result");
-const key = Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16)).join("");
+let sent = { text: null, key: null };
+
+// Return the key of the text as it is now: the same for a second try, another for another text.
+function keyOf(text) {
+  const bytes = crypto.getRandomValues(new Uint8Array(16));
+  if (text !== sent.text) sent = { text, key: `page-${Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("")}` };
+  return sent.key;
+}
 
 const ask = (path, headers = {}) =>
   call(path, { method: "POST", body: text.value, headers: { "Content-Type": "application/yaml", ...headers } });
@@ -138,7 +145,7 @@ document.getElementById("form").addEventListener("submit", async (event) => {
   const button = document.getElementById("post");
   button.disabled = true;
   try {
-    const { id } = await ask(event.target.dataset.post, { "Idempotency-Key": `page-${key}` });
+    const { id } = await ask(event.target.dataset.post, { "Idempotency-Key": keyOf(text.value) });
     location.assign(`/experiments/${id}`);
   } catch (error) {
     button.disabled = false;

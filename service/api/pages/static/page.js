@@ -33,14 +33,39 @@ function keepOpen(part, newer) {
   });
 }
 
-// Fetch this page again and replace its live parts, but none in which somebody types or stands.
-// Return whether it is over.
+// Whether somebody stands at a control of a part, or has marked words in it: then it stays as it is.
+function isInUse(part) {
+  const at = document.activeElement;
+  const marked = getSelection();
+  const isMarked = !marked.isCollapsed && part.contains(marked.anchorNode);
+  return isMarked || (part.contains(at) && at.matches("a, button, input, select, textarea, summary"));
+}
+
+// Renew a part; return false if it is in use, or if something that was ticked is gone.
+function renew(part, newer) {
+  const ticks = [...part.querySelectorAll("input:checked")].map((each) => newer.querySelector(`input[value="${CSS.escape(each.value)}"]`));
+  if (part.innerHTML === newer.innerHTML) return true;
+  if (isInUse(part) || ticks.includes(null)) return false;
+  const regions = (of) => [...of.querySelectorAll("[tabindex]")];
+  const before = regions(part).map((each) => [each.scrollLeft, each === document.activeElement]);
+  part.replaceChildren(...newer.childNodes);
+  for (const each of ticks) each.checked = true;
+  regions(part).forEach((each, at) => {
+    const [left, isActive] = before[at] ?? [0, false];
+    each.scrollLeft = left;
+    if (isActive) each.focus({ preventScroll: true });
+  });
+  return true;
+}
+
+// Fetch this page again and renew its live parts. Return whether it is over, and all of it is here.
 async function update() {
   if (document.hidden) return false;
   let text;
   try {
     const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
-    if (answer.status === 401) location.reload(); // signed out in another tab
+    // signed out in another tab, or deleted
+    if ([401, 403, 404].includes(answer.status)) location.reload();
     if (!answer.ok) return false;
     text = await answer.text();
   } catch {
@@ -48,21 +73,35 @@ async function update() {
   }
   const fresh = new DOMParser().parseFromString(text, "text/html");
   fold(fresh);
+  let isWhole = true;
   for (const part of document.querySelectorAll("[data-live]")) {
     const newer = fresh.getElementById(part.id);
-    if (newer) keepOpen(part, newer);
-    const isInUse = part.contains(document.activeElement) && document.activeElement !== part;
-    const isChosen = part.querySelector("input:checked") !== null;
-    if (newer && !isInUse && !isChosen && part.innerHTML !== newer.innerHTML) part.innerHTML = newer.innerHTML;
+    if (!newer) continue;
+    keepOpen(part, newer);
+    isWhole = renew(part, newer) && isWhole;
   }
   const isOver = !fresh.body.dataset.refresh;
-  document.dispatchEvent(new CustomEvent("updated", { detail: { isOver } }));
-  if (isOver) announce("It is over.");
-  return isOver;
+  const looks = []; // what else is fetched: the next look waits for it
+  document.dispatchEvent(new CustomEvent("updated", { detail: { isOver, looks } }));
+  const ended = await Promise.allSettled(looks);
+  if (!isOver || !isWhole || ended.some((each) => each.status === "rejected")) return false;
+  announce("It is over.");
+  return true;
 }
 
 export function announce(words) {
   document.getElementById("announcement").textContent = words;
+}
+
+// Make what a page of which nothing changes has to load; try again while that fails.
+export async function untilDone(load) {
+  try {
+    await load();
+  } catch (error) {
+    if (refresh) return; // the next look makes it
+    announce(error.message);
+    setTimeout(untilDone, 10_000, load);
+  }
 }
 
 // Return an answer's JSON; throw its problem if it is one.

@@ -27,7 +27,8 @@ export function digits(value) {
 // The settings of a trial in one line, with short names. As `describe_settings` of the service.
 export function settings(params) {
   const shorten = (path) => {
-    const [last, above] = path.split(".").reverse();
+    const [last, above, list] = path.split(".").reverse();
+    if (/^\d+$/.test(last) && list !== undefined) return `${above}.${last}`; // an item of a list
     const isName = above !== undefined && (last === "name" || last.startsWith("name_"));
     return isName ? above + last.replace("name", "") : last;
   };
@@ -37,28 +38,32 @@ export function settings(params) {
     .join(" ");
 }
 
+// Without limit: more values than a call takes arguments.
+export const least = (values) => values.reduce((a, b) => (b < a ? b : a), Infinity);
+export const most = (values) => values.reduce((a, b) => (b > a ? b : a), -Infinity);
+
 const positive = (values) => values.filter((v) => v > 0);
 
 // Whether a scale of powers shows numbers better: none is negative, and those above zero span much.
 export function isWide(values, span = 20) {
   const above = positive(values);
-  return above.length > 1 && values.every((v) => v >= 0) && Math.max(...above) / Math.min(...above) > span;
+  return above.length > 1 && values.every((v) => v >= 0) && most(above) / least(above) > span;
 }
 
 // The lowest place of a scale of powers, where zeros stand: powers have none for them.
-export const floorOf = (values) => Math.min(...positive(values)) / 3;
+export const floorOf = (values) => least(positive(values)) / 3;
 
 // The scale of an axis for these values: powers of ten where they span much.
 export function scaleOf(values, power = isWide(values)) {
   if (!power) return { type: "linear" };
   const above = positive(values);
-  const span = Math.max(...above) / Math.min(...above);
+  const span = most(above) / least(above);
   return { type: "log", tickformat: "~g", dtick: span > 30 ? 1 : span > 5 ? "D2" : undefined };
 }
 
 // What an axis of these values shows at most, however far their intervals reach.
 export function limits(values) {
-  const [low, high] = [Math.min(...values), Math.max(...values)];
+  const [low, high] = [least(values), most(values)];
   const margin = 0.1 * (high - low || Math.abs(high));
   return { autorangeoptions: { clipmin: low - margin, clipmax: high + margin } };
 }
@@ -153,7 +158,7 @@ export function drawLooks(element, series, named, within) {
         },
       ];
     });
-    const most = Math.max(...series.flatMap(({ looks }) => looks.map((look) => look.seeds)));
+    const longest = most(series.flatMap(({ looks }) => looks.map((look) => look.seeds)));
     const level = (y, dash) => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, line: { color: style("--quiet"), width: 1, dash } });
     const levels = [level(0, "solid"), ...(within ? [level(within, "dot"), level(-within, "dot")] : [])];
     return {
@@ -161,7 +166,7 @@ export function drawLooks(element, series, named, within) {
       layout: {
         shapes: levels,
         height: 320,
-        xaxis: axis("seeds", { tickformat: "d", ...(most <= 20 && { dtick: 1 }) }),
+        xaxis: axis("seeds", { tickformat: "d", ...(longest <= 20 && { dtick: 1 }) }),
         yaxis: axis(plain(named)),
         legend: { orientation: "h", y: -0.25 },
         showlegend: true,

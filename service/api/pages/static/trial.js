@@ -1,6 +1,6 @@
 // The curves of one trial.
 
-import { call } from "./page.js";
+import { call, untilDone } from "./page.js";
 import { axis, colour, draw, fill, floorOf, isWide, plain, scaleOf, words } from "./plots.js";
 
 const { place, metric, baseline } = document.getElementById("trial").dataset;
@@ -14,7 +14,8 @@ function show() {
   const level = select.value.endsWith(`/${metric}`) && baseline ? Number(baseline) : null;
   const figures = figure.querySelector(".drawing");
   const values = mine.flatMap((curve) => curve.values);
-  const lift = logarithmic.checked ? (value) => Math.max(value, floorOf(values)) : (value) => value;
+  const floor = logarithmic.checked ? floorOf(values) : -Infinity;
+  const lift = (value) => Math.max(value, floor);
   const hasZeros = logarithmic.checked && values.includes(0);
   document.getElementById("curves-zeros").hidden = !hasZeros;
   draw(figures, () => ({
@@ -69,5 +70,5 @@ async function load() {
 
 select.addEventListener("change", choose);
 logarithmic.addEventListener("change", show);
-document.addEventListener("updated", load);
-load();
+document.addEventListener("updated", (event) => event.detail.looks.push(load()));
+untilDone(load);
