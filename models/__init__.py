@@ -10,6 +10,8 @@ True
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -82,9 +84,16 @@ def make_model(config: ModelConfig, shapes: Shapes, seed: int) -> Model:
 
     What other threads make meanwhile changes nothing in them, and the generator is left as it was.
     """
-    with _drawing, torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+    with draw_from(seed):
         return MODELS[config.name](config, shapes)
 
 
-__all__ = ["MODELS", "Model", "make_model"]
+@contextmanager
+def draw_from(seed: int) -> Iterator[None]:
+    """Let what this thread draws on the CPU follow from `seed`; threads wait for one another."""
+    with _drawing, torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+__all__ = ["MODELS", "Model", "draw_from", "make_model"]

@@ -53,6 +53,7 @@ from eigensweep.search_spaces.trial import (
     TrainingConfig,
     TrialConfig,
     find_code,
+    say_foreign,
 )
 from eigensweep.tasks import TASKS
 from eigensweep.tasks.base import Metric, TaskConfig
@@ -345,6 +346,10 @@ class ExperimentSpec(Strict):
             message = _say_first(error)
         except ValueError as error:
             message = str(error)
+        except Exception as error:
+            if find_code(self.task.name, self._arm[point.arm].model.name) is None:
+                raise
+            message = say_foreign(error)
         else:
             self._check_constraints(point, written, config)
             return config

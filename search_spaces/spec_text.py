@@ -34,11 +34,11 @@ MOST_VALUES = 200_000
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """YAML whose values are all JSON: `1e-3` is a number (YAML 1.2), a date stays a string."""
+    """YAML whose values are all JSON: `1e-3` is a number (YAML 1.2), 1:30 and a date are texts."""
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, rule) for tag, rule in rules if not tag.endswith(("timestamp", "float"))]
+    first: [(tag, rule) for tag, rule in rules if not tag.endswith(("timestamp", "float", "int"))]
     for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 FLOAT: Any = (
@@ -52,6 +52,13 @@ FLOAT: Any = (
 )
 """What reads as a number with a point or an exponent, and with which signs it begins."""
 _Loader.add_implicit_resolver(*FLOAT)
+INTEGER: Any = (
+    "tag:yaml.org,2002:int",
+    re.compile(r"[-+]?(?:0b[01_]+|0x[0-9a-fA-F_]+|[0-9][0-9_]*)$"),
+    list("-+0123456789"),
+)
+"""A whole number; in YAML 1.1, 1:30 is one of base 60."""
+_Loader.add_implicit_resolver(*INTEGER)
 
 
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
@@ -78,6 +85,11 @@ def _read_integer(text: str) -> int:
 
 def _construct_integer(loader: Any, node: yaml.ScalarNode) -> int:
     _read_integer("0" * len(node.value))
+    if re.match(r"[-+]?0[0-9_]", node.value):
+        line = node.start_mark.line + 1
+        raise TextError(
+            f"{node.value} begins with 0: is it {node.value.lstrip('+-0_') or 0}?", line
+        )
     return loader.construct_yaml_int(node)
 
 

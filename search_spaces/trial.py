@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, SerializeAsAny
@@ -172,6 +174,13 @@ class OptimizerConfig(Strict):
                     f"the rates rise and fall; got {self.warmup_steps:,}"
                 )
         return self.model_copy(update=filled)
+
+
+def say_foreign(error: Exception) -> str:
+    """Return what a person reads of an error in the code of an own model's or task's config."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{frame.name}, line {frame.lineno} of {Path(frame.filename).name}"
+    return f"code of your package raised {type(error).__name__}: {error} (in {place})"
 
 
 class TrainingConfig(Strict):
@@ -356,7 +365,7 @@ class TrialConfig(Strict):
         rules: dict[str, Callable[[], object]] = {
             "task": self.task.check,
             "optimizer": check_optimizer,
-            "model": lambda: self.model.resolve(self.task.shapes),
+            "model": self._resolve_model,
             "training": lambda: self.training.resolve(self.task),
             "objective": lambda: self.objective_metric,
         }
@@ -367,7 +376,22 @@ class TrialConfig(Strict):
                 check()
             except ValueError as error:
                 found[section] = str(error)
+            except Exception as error:
+                if self.code is None:
+                    raise
+                found[section] = say_foreign(error)
         return found
+
+    def _resolve_model(self) -> ModelConfig:
+        """Return the model's config resolved; one of somebody's own counts its parameters."""
+        model = self.model.resolve(self.task.shapes)
+        count = 0 if self.code is None else model.free_parameters(self.task.shapes)
+        if type(count) is not int:
+            raise ValueError(
+                f"{model.name}: free_parameters returned {count!r}, a {type(count).__name__}; it "
+                "must be an int, as n * (n - 1) // 2 is"
+            )
+        return model
 
     def resolve(self) -> Self:
         """Return the config with sizes, budget and defaults absolute; what is hashed and run.
@@ -380,7 +404,7 @@ class TrialConfig(Strict):
         training = self.training.resolve(self.task)
         return self.model_copy(
             update={
-                "model": self.model.resolve(self.task.shapes),
+                "model": self._resolve_model(),
                 "optimizer": self.optimizer.resolve(self.task, training.steps),
                 "training": training,
                 "objective": ObjectiveConfig(metric=self.objective_metric.name),

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import torch
 from pydantic import ConfigDict, Field
@@ -23,6 +23,11 @@ Split = Literal["valid", "test"]
 
 MAX_POSITIONS = 100_000_000
 """Most time steps in a training batch, summed over its sequences."""
+
+
+def _check_word(what: str, word: str, known: tuple[str, ...]) -> None:
+    if word not in known:
+        raise ValueError(f"{what} is {word!r}; it is {' or '.join(map(repr, known))}")
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,11 @@ class Shapes:
     readout: Literal["all", "last"]
     """Whether the model answers at every step, or at the last one only."""
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for other words: a task of one's own may have them."""
+        _check_word("Shapes.input_kind", self.input_kind, ("symbols", "values"))
+        _check_word("Shapes.readout", self.readout, ("all", "last"))
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -48,6 +58,10 @@ class Metric:
     better: Better = "lower"
     test_only: bool = False
     """Whether only test data is scored by it, so that no search can rank by it."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for another `better`: all values would be ranked upside down."""
+        _check_word(f"Metric({self.name!r}).better", self.better, get_args(Better))
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from eigensweep.common.own_packages import digest_package
 from eigensweep.common.registry import Registry, UnknownNameError
 from eigensweep.models import MODELS
 from eigensweep.tasks import TASKS
@@ -140,6 +141,19 @@ def test_a_notebooks_class_in_place_of_a_packages_has_no_code(install):
             r"lab.EchoConfig must declare `name: Literal\['echo'\] = 'echo'`",
         ),
         ("copying = lab:Echo", ECHO.format(name="copying"), "name 'copying' belongs to .*Copying"),
+        (
+            "echo = lab:Echo",
+            ECHO.format(name="echo").replace('= "echo"', '= "echo"; clip: float = float("inf")'),
+            "lab.EchoConfig.clip is inf by default, which JSON cannot hold: take None for it",
+        ),
+        (
+            "echo = lab:Echo",
+            "from pydantic import Field\n"
+            + ECHO.format(name="echo").replace(
+                '= "echo"', '= "echo"; f: int = Field(3, alias="g")'
+            ),
+            "lab.EchoConfig.f has an alias",
+        ),
     ],
 )
 def test_a_broken_entry_point_is_named_and_left_out(install, caplog, point, module, reason):
@@ -151,6 +165,21 @@ def test_a_broken_entry_point_is_named_and_left_out(install, caplog, point, modu
     assert list(tasks.problems) == [f"{point} (lab 1.0)"]
     assert re.search(reason, tasks.problems[f"{point} (lab 1.0)"])
     assert f"task left out entry_point='{point} (lab 1.0)'" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["a.json", "b.yml", "c.c", "d.cuh", "e.npz", "sub/f.txt"])
+def test_every_file_of_a_package_is_in_its_digest(tmp_path, monkeypatch, name):
+    place = tmp_path / "labs"
+    (place / "sub" / "__pycache__").mkdir(parents=True)
+    (place / "__init__.py").touch()
+    (place / name).write_text("1")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = digest_package("labs")
+    for made in ("g.so", "README.md", "py.typed", ".hidden", "sub/__pycache__/h.txt"):
+        (place / made).write_text("1")
+    assert digest_package("labs") == before
+    (place / name).write_text("2")
+    assert digest_package("labs") != before
 
 
 def test_a_name_that_was_left_out_is_answered_with_the_reason(install):

@@ -11,7 +11,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 SUFFIXES = (".py", ".cpp", ".h", ".cu", ".yaml")
-"""Endings of the files whose content decides a trial's numbers."""
+"""Endings of the files of Eigensweep whose content decides a trial's numbers."""
+NO_CODE = (".pyc", ".pyo", ".so", ".pyd", ".dylib", ".dll", ".o", ".md", ".rst")
+"""Endings of the files of other packages that decide nothing: what was made of their sources, and
+words. All others count, since a package may read its settings or first values from any of them."""
 
 
 def find_package(package: str) -> Path | None:
@@ -34,15 +37,21 @@ def digest_package(package: str) -> dict[str, str]:
         return {}
     if place.is_file():
         return digest_files({place.name: place})
-    return digest_files({path.relative_to(place).as_posix(): path for path in place.rglob("*")})
+    files = {path.relative_to(place): path for path in place.rglob("*") if path.is_file()}
+    return digest_files({p.as_posix(): path for p, path in files.items() if _is_code(p)})
+
+
+def _is_code(path: Path) -> bool:
+    """Tell whether a file of a package may decide numbers, by its path inside."""
+    is_made = any(part.startswith(".") or part == "__pycache__" for part in path.parts)
+    return not is_made and path.suffix not in NO_CODE and path.name != "py.typed"
 
 
 def digest_files(files: Mapping[str, Path]) -> dict[str, str]:
-    """Return a digest of each file of code, by its name."""
+    """Return a digest of each file, by its name."""
     return {
         name: hashlib.sha256(path.read_bytes()).hexdigest()[:16]
         for name, path in sorted(files.items())
-        if path.suffix in SUFFIXES
     }
 
 

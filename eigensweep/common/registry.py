@@ -14,6 +14,7 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping, MutableMapping
 from importlib.metadata import EntryPoint, entry_points
+from math import isfinite
 from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel
@@ -166,6 +167,14 @@ class Registry(MutableMapping[str, type[Base]], Generic[Base]):
             raise TypeError(f"{_path(config)} does not define {', '.join(lacking)}")
         if hidden := ", ".join(each for each in required if each in config.model_fields):
             raise TypeError(f"{_path(config)} has {hidden} as a field: write it as a property")
+        for field, info in config.model_fields.items():
+            if info.alias or info.validation_alias or info.serialization_alias:
+                raise TypeError(f"{_path(config)}.{field} has an alias, by which no spec finds it")
+            if isinstance(info.default, float) and not isfinite(info.default):
+                raise TypeError(
+                    f"{_path(config)}.{field} is {info.default} by default, which JSON cannot "
+                    "hold: take None for it"
+                )
         declared: Any = config.model_fields["name"].annotation
         if declared != Literal[name]:
             raise TypeError(

@@ -150,7 +150,7 @@ def describe_difference(own: Mapping[str, str], driver: Mapping[str, str]) -> st
     """
     found = []
     # Packages first: their names have no suffix, and where one differs, it says the most.
-    for name in sorted({*own, *driver}, key=lambda name: (Path(name).suffix in SUFFIXES, name)):
+    for name in sorted({*own, *driver}, key=lambda name: (_is_file(name), name)):
         here, there = own.get(name), driver.get(name)
         if here == there:
             continue
@@ -158,12 +158,17 @@ def describe_difference(own: Mapping[str, str], driver: Mapping[str, str]) -> st
             found.append(f"{name} is missing")
         elif there is None:
             found.append(f"the driver has no {name}")
-        elif Path(name).suffix in SUFFIXES:
+        elif _is_file(name):
             found.append(name)
         else:
             found.append(f"{name} {here} instead of {there}")
     more = len(found) - MOST_NAMED
     return ", ".join(found[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _is_file(name: str) -> bool:
+    """Tell a file, of a package that adds models too, from a version."""
+    return ": " in name or Path(name).suffix in SUFFIXES
 
 
 def _own_folder() -> Path:
@@ -173,7 +178,8 @@ def _own_folder() -> Path:
 def _project_files() -> dict[str, str]:
     folder = _own_folder()
     found = [*folder.glob("*"), *(path for name in PACKAGES for path in (folder / name).rglob("*"))]
-    return digest_files({path.relative_to(folder).as_posix(): path for path in found})
+    code = (path for path in found if path.suffix in SUFFIXES)
+    return digest_files({path.relative_to(folder).as_posix(): path for path in code})
 
 
 def _plugin_files(packages: Iterable[str]) -> dict[str, str]:

@@ -57,6 +57,12 @@ def evaluate(model: Model, task: Task, split: Split, device: str = "cpu") -> Met
 
     found = add_scores(model, task, map(place, task.evaluation(split)))
     counts = {name: int(count) for name, count in found.counts.items()}
+    loss = task.config.metrics[0].name
+    if loss not in counts:
+        raise ValueError(
+            f"{type(task).__name__} has no scores of '{loss}' on its {split} data: `evaluation` "
+            "must yield batches, and `scores` must count that metric in one of them"
+        )
     return {name: float(total) / counts[name] for name, total in found.sums.items() if counts[name]}
 
 
@@ -65,8 +71,19 @@ def add_scores(
 ) -> Tally:
     """Return the sums over pieces on the model's device; the first goes on from `state`.
 
-    No value is read, unless the task reads one.
+    The model is in evaluation mode meanwhile. No value is read, unless the task reads one.
     """
+    was_training = model.training
+    model.eval()
+    try:
+        return _add_scores(model, task, pieces, state)
+    finally:
+        model.train(was_training)
+
+
+def _add_scores(
+    model: Model, task: Task, pieces: Iterable[EvaluatedBatch], state: State | None
+) -> Tally:
     sums: dict[str, Tensor] = {}
     counts: dict[str, int | Tensor] = {}
     run = model.prepare()
@@ -75,7 +92,10 @@ def add_scores(
         answer = run(piece.batch.x, state)
         check_answer(model, piece.batch.x, answer)
         logits, state = answer
-        for name, (total, count) in task.scores(logits, piece.batch).items():
+        scores = task.scores(logits, piece.batch)
+        if not sums:
+            check_scores(task, scores)
+        for name, (total, count) in scores.items():
             sums[name] = sums.get(name, 0.0) + total.double()
             counts[name] = counts.get(name, 0) + count
     return Tally(sums, counts, state)
@@ -103,6 +123,24 @@ def check_answer(model: Model, x: Tensor, answer: object) -> None:
             f"{name}.forward returned logits of shape {given}; expected {wanted}: "
             + ("(B, p), of the last step" if read_last else "(τ, B, p), time first")
         )
+
+
+def check_scores(task: Task, scores: object) -> None:
+    """Check what `Task.scores` has returned: a task of one's own may return something else.
+
+    Raises:
+        TypeError: if it is no sum and count of each metric; it says what was expected.
+    """
+    name = type(task).__name__
+    if not isinstance(scores, dict):
+        raise TypeError(f"{name}.scores must return a dict; it returned a {type(scores).__name__}")
+    for metric, pair in scores.items():
+        is_pair = isinstance(pair, tuple | list) and len(pair) == 2
+        if not (is_pair and isinstance(pair[0], Tensor)):
+            raise TypeError(
+                f"{name}.scores must return a pair for each metric: a sum, a tensor, and a count; "
+                f"for '{metric}' it returned a {type(pair).__name__}"
+            )
 
 
 def find_beginning(starts: Tensor | None) -> Beginning:

@@ -222,6 +222,12 @@ class _Replicate:
             self._attempt = store.attempt(self._key) + 1
             store.begin(self._key, self._attempt)
             if snapshot := store.newest(self._key):
+                if snapshot.step > training.steps:
+                    raise ValueError(
+                        f"{store.place} has this training at step {snapshot.step:,}, and "
+                        f"'training.steps' is {training.steps:,}: give at least as many, or "
+                        "another folder"
+                    )
                 training.load_state_dict(snapshot.state)
                 self.curve += snapshot.points
 

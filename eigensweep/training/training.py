@@ -10,7 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from math import isfinite
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from eigensweep.common import traces
-from eigensweep.models import make_model
+from eigensweep.models import draw_from, make_model
 from eigensweep.models.base import State, trainable
 from eigensweep.results.seeds import join_codes, split_seeds, summarise
 from eigensweep.results.trial_result import (
@@ -356,6 +356,10 @@ class Training:
 
     def take_step(self) -> None:
         """Take one optimizer step, unless loss or gradient are not finite."""
+        with self._chance():
+            self._take_step()
+
+    def _take_step(self) -> None:
         batch = self.task.train_batch(self.step, self.seed)
         state = carry_into(self.model, batch.starts, self.carried)
         if self.device != "cpu":
@@ -380,6 +384,19 @@ class Training:
         with torch.no_grad():
             self.model.after_update(self.optimizers.learning_rates)
         self.carried = None if batch.starts is None else detach(state)
+
+    def _chance(self) -> AbstractContextManager[None]:
+        """Return in what a model runs: what one of somebody's own draws follows from seed and step.
+
+        So it does for dropout, also after a restart. No model of ours draws anything then.
+        """
+        if type(self.model).__module__.startswith("eigensweep.models."):
+            return nullcontext()
+        number = (self.seed * 0x9E3779B1 + self.step * 0x85EBCA77) % 2**32
+        if self.device != "cpu":
+            gpu = torch.device(self.device).index or 0
+            torch.cuda.default_generators[gpu].manual_seed(number)
+        return draw_from(number)
 
     def see_update(self, objective: float, loss: float, norm: float) -> bool:
         """Count a step of this objective, loss and gradient norm; return whether it is taken.
@@ -476,7 +493,7 @@ class Training:
         return means
 
     def _evaluate(self) -> Evaluation:
-        with traces.span("evaluation", step=self.step):
+        with traces.span("evaluation", step=self.step), self._chance():
             return Evaluation(
                 valid=evaluate(self.model, self.task, "valid", self.device),
                 constraint=self.report_constraint(),
@@ -517,7 +534,8 @@ class Training:
         assert self.selection.best is not None
         current = self.weights()
         self.model.load_state_dict(self.selection.best.weights)
-        scores = self._score_test()
+        with self._chance():
+            scores = self._score_test()
         self.model.load_state_dict(current)
         return scores
 

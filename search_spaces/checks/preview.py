@@ -16,7 +16,7 @@ from eigensweep.search_spaces.checks.race_words import (
 )
 from eigensweep.search_spaces.checks.search_words import HALVING, explain_search, find_brackets
 from eigensweep.search_spaces.checks.spec_warnings import list_warnings
-from eigensweep.search_spaces.errors import ConstraintError, InvalidPointError
+from eigensweep.search_spaces.errors import InvalidPointError
 from eigensweep.search_spaces.sequences import quasi_random
 from eigensweep.search_spaces.space import Point, Space
 from eigensweep.search_spaces.spec import ExperimentSpec
@@ -26,6 +26,7 @@ SHOWN = 5
 """Configurations that a preview lists."""
 
 MOST_LOOKED_AT = 40
+MOST_LEFT_OUT = 400
 """Points that are examined to find these."""
 
 SECONDS_A_STEP = 4.0e-3
@@ -259,20 +260,25 @@ def _drop_known(spec: ExperimentSpec, space: Space) -> Iterator[Point]:
         walks.append(quasi_random(space, spec.search.seed))
     if space.count() is not None:
         walks.append(space)
-    points = chain.from_iterable(islice(walk, MOST_LOOKED_AT) for walk in walks)
+    points = chain.from_iterable(islice(_keep(spec, walk), MOST_LOOKED_AT) for walk in walks)
     seen: set[Hashable] = set()
     for point in points:
         known: list[Hashable] = [(point.arm, *sorted(point.params.items()))]
         try:
             config = spec.trial(point)
-            known.append((config.content_hash(), config.training.steps))
-        except ConstraintError:
-            continue
+            known.append((point.arm, config.content_hash(), config.training.steps))
         except InvalidPointError:
             pass
         if seen.isdisjoint(known):
             yield point
         seen.update(known)
+
+
+def _keep(spec: ExperimentSpec, walk: Iterable[Point]) -> Iterator[Point]:
+    """Return the points of a walk that keep `search.constraints`."""
+    return (
+        filter(spec.keeps, islice(walk, MOST_LEFT_OUT)) if spec.search.constraints else iter(walk)
+    )
 
 
 def _arm(

@@ -149,6 +149,8 @@ def _unknown_field(
     whose = ", ".join(dict.fromkeys(_name_of(owner) for owner in owners)) or "this object"
     elsewhere = _find_elsewhere(path, field, root)
     hint = f"; here it is '{elsewhere}'" if elsewhere else did_you_mean(field, known)
+    if root is not ExperimentSpec and path in ExperimentSpec.model_fields:
+        hint = "; a spec of a search has it, which `Client.submit` takes"
     return Problem(
         path=path,
         message=f"{whose} has no '{shorten(field)}'; it has {', '.join(map(repr, known))}{hint}",
@@ -228,7 +230,7 @@ def _name_of(owner: type[BaseModel]) -> str:
     if owner is ExperimentSpec:
         return "a spec"
     word = owner.__name__.removesuffix("Config").lower()
-    return {"arm": "an arm"}.get(word, word)
+    return {"arm": "an arm", "singletrial": "one configuration"}.get(word, word)
 
 
 def _unknown_name(path: str, got: Any, absent: bool) -> Problem:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 
 from pydantic import BaseModel
 
+from eigensweep.models import MODELS
+from eigensweep.models.base import Model
 from eigensweep.search_spaces.checks.memory import list_extremes
 from eigensweep.search_spaces.hashing import is_default
 from eigensweep.search_spaces.labels import format_value, say_count
@@ -14,6 +17,12 @@ from eigensweep.search_spaces.trial import TrialConfig
 
 COMPARING = frozenset({"asha", "hyperband", "median"})
 """Schedulers that stop trials."""
+READ_BY: Mapping[str, frozenset[object]] = {
+    "alpha": frozenset({"rmsprop", "rmsprop_tf1", "rmsprop_urnn"}),
+    "betas": frozenset({"adam", "adamw", "adam_tf1"}),
+    "momentum": frozenset({"sgd", "rmsprop", "rmsprop_tf1", "rmsprop_urnn"}),
+}
+"""The update rules that read a field of the optimizer, for those that not all of them read."""
 
 
 def list_warnings(spec: ExperimentSpec) -> list[str]:
@@ -22,8 +31,8 @@ def list_warnings(spec: ExperimentSpec) -> list[str]:
     asked = spec.training.evaluate_every is not None or any(
         "training.evaluate_every" in arm.space for arm in spec.arms_
     )
-    found = [*_warn_of_few_points(spec), *_warn_of_fixed(spec), *_warn_of_warm_up(spec)]
-    words = list(dict.fromkeys(found))
+    found = (_warn_of_few_points, _warn_of_fixed, _warn_of_warm_up, _warn_of_unread)
+    words = list(dict.fromkeys(chain.from_iterable(warn(spec) for warn in found)))
     if not (compares or asked):
         return words
     configs = [config for _, config in list_extremes(spec, ("task", "training"))]
@@ -69,6 +78,32 @@ def _warn_of_fixed(spec: ExperimentSpec) -> Iterator[str]:
             if not is_default(config, field):
                 value = format_value(getattr(config, field))
                 yield f"'{path}' is searched, so its fixed value {value} has no effect"
+
+
+def _warn_of_unread(spec: ExperimentSpec) -> Iterator[str]:
+    """Yield which fields of the optimizer are searched that no update rule of an arm reads.
+
+    Each of their values trains the same, and counts as a trial. A condition is somebody's own care.
+    """
+    for arm in spec.arms_:
+        assert arm.optimizer is not None
+        model = MODELS[arm.model.name]
+        has_orth = model.param_groups is not Model.param_groups
+        rules: set[object] = set()
+        for field in ("name", "name_orth") if has_orth else ("name",):
+            axis = arm.space.get(f"optimizer.{field}")
+            own = [getattr(arm.optimizer, field)]
+            rules |= {*(axis.extremes() if axis is not None else own)}
+        for path, axis in arm.space.items():
+            section, _, rest = path.partition(".")
+            field = rest.partition(".")[0]
+            if section != "optimizer" or axis.when:
+                continue
+            if field in ("lr_orth", "name_orth") and not has_orth:
+                yield f"'{path}' changes nothing in {arm.label}: it has no orthogonal matrices"
+            elif field in READ_BY and rules.isdisjoint(READ_BY[field]):
+                taken = ", ".join(sorted(map(str, rules - {None})))
+                yield f"'{path}' changes nothing in {arm.label}: {taken} does not read it"
 
 
 def _warn_of_warm_up(spec: ExperimentSpec) -> Iterator[str]:

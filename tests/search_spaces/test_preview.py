@@ -62,6 +62,12 @@ def test_an_invalid_point_says_why():
     assert found.first[1].error is None
 
 
+def test_points_are_shown_where_a_rule_leaves_out_the_first():
+    space = {"model.hidden_size": {"low": 4, "high": 103}}
+    found = preview(make(search={"space": space, "constraints": ["model.hidden_size >= 64"]}))
+    assert [point.params["model.hidden_size"] for point in found.first] == [64, 65, 66, 67, 68]
+
+
 def test_a_trillion_points_are_previewed_from_their_extremes(monkeypatch):
     axis = {"low": 1, "high": 1000}
     space = {
@@ -209,6 +215,17 @@ def test_a_race_says_what_it_may_cost():
             {"scheduler": {"name": "asha", "min_steps": 5000}},
             "asha stops no trial: it compares them from 5,000 steps on, and they train 100. Take a "
             "smaller 'scheduler.min_steps'",
+        ),
+        (
+            {"search": {"space": {"optimizer.alpha": [0.5, 0.9]}}},
+            "'optimizer.alpha' changes nothing in scornn: adam does not read it",
+        ),
+        (
+            {
+                "model": {"name": "lstm", "hidden_size": 4},
+                "search": {"space": {"optimizer.lr_orth": [0.1, 0.2]}},
+            },
+            "'optimizer.lr_orth' changes nothing in lstm: it has no orthogonal matrices",
         ),
         (
             {"scheduler": {"name": "median", "rung_every": 200}},

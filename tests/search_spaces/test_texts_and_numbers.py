@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from eigensweep.client.spec_file import InputError, parse, parse_toml
 from eigensweep.search_spaces.checks.problems import list_problems
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.search_spaces.spec_text import TextError, read_text
+from eigensweep.search_spaces.spec_text import TextError, read_text, write_text
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{inner}'] * 9)}]\n"
@@ -34,6 +34,8 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("- {b: 1}\n- {lr: 1, b: {}, lr: 2}", "line 2: .*the key 'lr' stands twice"),
         ('{"a": {"b": 1, "b": 2}}', "the key 'b' stands twice"),
         ("a: !!bool x", "x"),
+        ("a: 1\nb: 010", "line 2: .*010 begins with 0: is it 10?"),
+        ("a: -007", "-007 begins with 0"),
         ("a: !!timestamp x", "tag"),
         ("a: !!python/object/apply:os.getcwd []", "tag"),
     ],
@@ -50,6 +52,12 @@ def test_a_text_that_would_stop_a_reader_is_refused_in_words(text: str, why: str
 def test_toml_is_refused_in_words_too(text: str) -> None:
     with pytest.raises(InputError, match=r"^spec.toml: not TOML"):
         parse_toml(text, "spec.toml")
+
+
+def test_whole_numbers_are_those_of_yaml_1_2() -> None:
+    read = read_text("[0, -5, +7, 1_000, 0x1f, 1:30, 12:30:45, 0b11, 0o17, -0]")
+    assert read == [0, -5, 7, 1000, 31, "1:30", "12:30:45", 3, "0o17", 0]
+    assert read_text(write_text({"at": "1:30", "n": 90, "key": "010"}, 80))["key"] == "010"
 
 
 def test_aliases_are_read() -> None:

@@ -11,7 +11,7 @@ from helpers.no_host import NoHost
 
 from eigensweep.tasks import TASKS, streams
 from eigensweep.tasks.adding import Adding, AddingConfig
-from eigensweep.tasks.base import Batch
+from eigensweep.tasks.base import Batch, Metric, Shapes
 from eigensweep.tasks.copying import Copying, CopyingConfig
 from eigensweep.tasks.denoise import Denoise, DenoiseConfig
 from eigensweep.tasks.noisy_cifar import NoisyCifarConfig
@@ -317,3 +317,10 @@ def test_targets_of_the_last_step_alone_are_padded_by_rows():
         assert batch.mask.flatten().tolist() == [True] * 3 + [False]
         with pytest.raises(ValueError, match="cannot be padded to 6 steps"):
             Batch(torch.ones(5, 3, 2), y).pad(6, 3)
+
+
+def test_a_metric_that_would_be_ranked_upside_down_is_refused():
+    with pytest.raises(ValueError, match=r"Metric\('mse'\).better is 'min'; it is 'lower' or"):
+        Metric("mse", "", "min")
+    with pytest.raises(ValueError, match=r"Shapes\.readout is 'end'; it is 'all' or 'last'"):
+        Shapes(3, "symbols", 3, "end")

@@ -181,6 +181,16 @@ class TestEveryConfigurationOnce:
 
 
 class TestArms:
+    def test_each_has_its_own_trial_of_a_configuration_they_share(self, tmp_path):
+        arms = [
+            {"name": name, "model": SCORNN, "space": {"optimizer.lr": rates}}
+            for name, rates in (("fast", [0.1, 0.01]), ("slow", [0.01, 0.001]))
+        ]
+        b = bench(tmp_path, {}, arms=arms)
+        b.run()
+        found = [(entry.arm, entry.params["optimizer.lr"]) for entry in b.ledger.load()]
+        assert found == [("fast", 0.1), ("fast", 0.01), ("slow", 0.01), ("slow", 0.001)]
+
     ARMS = (
         {
             "model": SCORNN,

@@ -11,10 +11,11 @@ import time
 from dataclasses import fields
 from math import isfinite
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
-from toys import Line, Lines, Text, TextConfig, reload, to_exact, train_toy, trial
+from toys import Line, LineConfig, Lines, Text, TextConfig, reload, to_exact, train_toy, trial
 
 from eigensweep.models import MODELS
 from eigensweep.results.seeds import summarise
@@ -58,6 +59,62 @@ def test_the_time_of_a_step_is_the_processors_not_a_sleeps():
     assert again.result().step_seconds == found.step_seconds
     whole = Result.from_dict(summarise([found]).to_dict())
     assert whole.step_seconds == whole.by_replicate[0].step_seconds == found.step_seconds
+
+
+class NoisyConfig(LineConfig):
+    name: Literal["noisy"] = "noisy"
+
+
+class Noisy(Line):
+    """A line whose inputs are dropped at random, and whose outputs are normed."""
+
+    Config = NoisyConfig
+
+    def __init__(self, config, shapes):
+        super().__init__(config, shapes)
+        self.drop, self.norm = torch.nn.Dropout(0.5), torch.nn.BatchNorm1d(1, affine=False)
+
+    def forward(self, x, state=None):
+        x = self.norm(self.drop(x).flatten(0, 1)).view_as(x)
+        return super().forward(x, state)
+
+
+def test_own_models_draw_the_same_again_and_score_as_loaded(monkeypatch):
+    monkeypatch.setitem(MODELS, "noisy", Noisy)
+    config = trial(model={"name": "noisy"}, training={"steps": 20})
+    before = torch.get_rng_state()
+    whole, first = Training(config, 0), Training(config, 0)
+    whole.run()
+    first.run(10)
+    second = reload(first, config)
+    second.run()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert to_exact(second.model.state_dict()) == to_exact(whole.model.state_dict())
+    assert second.result().value == whole.result().value
+    assert int(whole.model.norm.num_batches_tracked) == 20, "scores track none"
+    loaded = whole.model.eval()
+    score = evaluate(loaded, whole.task, "valid")["error"]
+    assert score == evaluate(loaded, whole.task, "valid")["error"]
+    assert whole.result().valid["error"] == score
+    assert whole.model.train().training
+    evaluate(whole.model, whole.task, "valid")
+    assert whole.model.training
+
+
+@pytest.mark.parametrize(
+    ("scores", "words"),
+    [
+        (lambda loss: [loss], "Lines.scores must return a dict; it returned a list"),
+        (lambda loss: {"error": float(loss)}, "for 'error' it returned a float"),
+        (lambda loss: {"error": (float(loss), 1)}, "for 'error' it returned a tuple"),
+        (lambda loss: {"score": (loss, 1)}, "Lines has no scores of 'error' on its valid data"),
+    ],
+)
+def test_scores_of_ones_own_task_are_checked_in_words(monkeypatch, scores, words):
+    answer = lambda self, logits, batch: scores(self.loss(logits, batch))  # noqa: E731
+    monkeypatch.setattr(Lines, "scores", answer)
+    with pytest.raises((TypeError, ValueError), match=re.escape(words)):
+        train_toy(trial())
 
 
 MODEL_SIZES = {

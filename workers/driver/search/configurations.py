@@ -70,7 +70,7 @@ class Configurations:
             if self._has_sequence:
                 self._unmet.add(point)
             config = TrialConfig.from_dict(entry.config)
-            self._identities.add(_identity(config, config.content_hash()))
+            self._identities.add(_identity(entry.arm, config, config.content_hash()))
 
     def find(self) -> Iterator[Found]:
         """Yield new points, invalid ones among them, until one is taken or there are no more.
@@ -126,7 +126,7 @@ class Configurations:
         except ValueError as refusal:
             return Found(point, draw, None, "", str(refusal))
         name = config.content_hash()
-        identity = _identity(config, name)
+        identity = _identity(point.arm, config, name)
         if identity in self._identities:
             return None
         self._identities.add(identity)
@@ -138,12 +138,12 @@ def _key(point: Point) -> int:
     return digest(point.arm, *(f"{path}={_plain(v)!r}" for path, v in sorted(point.params.items())))
 
 
-def _identity(config: TrialConfig, name: str) -> int:
-    """Return what tells the configurations of an experiment apart.
+def _identity(arm: str, config: TrialConfig, name: str) -> int:
+    """Return what tells the configurations of an experiment apart; each arm has its own.
 
     `name` is the configuration's `content_hash`.
     """
-    return digest(name, str(config.training.steps))
+    return digest(arm, name, str(config.training.steps))
 
 
 def _plain(value: Scalar) -> Scalar:
