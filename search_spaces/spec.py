@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice, product
 from typing import Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -43,7 +43,7 @@ from eigensweep.search_spaces.sections import (
     drop_unseen,
 )
 from eigensweep.search_spaces.sequences import draw_at_random
-from eigensweep.search_spaces.space import Point, Space
+from eigensweep.search_spaces.space import Point, Scalar, Space
 from eigensweep.search_spaces.spec_text import TextError, read_text
 from eigensweep.search_spaces.trial import (
     DivergenceConfig,
@@ -66,6 +66,8 @@ RUNGS = 10
 """Approximate number of rungs if the spec does not set `rung_every`."""
 SAMPLE = 200
 """Points that are looked at where the extreme ones tell nothing."""
+MOST_ENDS = 64
+"""Tasks whose baselines are compared."""
 
 
 class ExperimentSpec(Strict):
@@ -257,13 +259,24 @@ class ExperimentSpec(Strict):
             *(COSTS.get(name) or self.task.objective_metric(name) for name in others),
         ]
 
-    @property
+    @cached_property
     def baseline(self) -> float | None:
-        """The memoryless baseline of the objective, None where the config alone does not tell."""
-        try:
-            return self.task.baseline(self.objective_metric.name)
-        except ValueError:
-            return None
+        """The memoryless baseline of the objective.
+
+        None where the config alone does not tell, and where the search varies the task, so that
+        trials have other ones.
+        """
+        found: set[float] = set()
+        for fields in chain.from_iterable(map(_vary_task, self.arms_)):
+            try:
+                task = _change(self.task, fields or None)
+            except ValidationError:
+                continue  # there is no such trial
+            try:
+                found.add(task.baseline(self.objective_metric.name))
+            except ValueError:
+                return None
+        return found.pop() if len(found) == 1 else None
 
     @cached_property
     def arms_(self) -> list[Arm]:
@@ -448,6 +461,14 @@ class ExperimentSpec(Strict):
     @cached_property
     def _arm(self) -> dict[str, Arm]:
         return {arm.label: arm for arm in self.arms_}
+
+
+def _vary_task(arm: Arm) -> Iterator[dict[str, Scalar]]:
+    """Yield the fields of the task at the ends of an arm's space; none, once, if none varies."""
+    axes = {path: axis for path, axis in arm.space.items() if path.startswith("task.")}
+    fields = [path.removeprefix("task.") for path in axes]
+    for values in islice(product(*(axis.extremes() for axis in axes.values())), MOST_ENDS):
+        yield dict(zip(fields, values, strict=True))
 
 
 def _change(base: Config, changes: Mapping[str, Any] | None) -> Config:

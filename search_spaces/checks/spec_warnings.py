@@ -31,7 +31,13 @@ def list_warnings(spec: ExperimentSpec) -> list[str]:
     asked = spec.training.evaluate_every is not None or any(
         "training.evaluate_every" in arm.space for arm in spec.arms_
     )
-    found = (_warn_of_few_points, _warn_of_fixed, _warn_of_warm_up, _warn_of_unread)
+    found = (
+        _warn_of_few_points,
+        _warn_of_fixed,
+        _warn_of_warm_up,
+        _warn_of_unread,
+        _warn_of_other_tasks,
+    )
     words = list(dict.fromkeys(chain.from_iterable(warn(spec) for warn in found)))
     if not (compares or asked):
         return words
@@ -104,6 +110,17 @@ def _warn_of_unread(spec: ExperimentSpec) -> Iterator[str]:
             elif field in READ_BY and rules.isdisjoint(READ_BY[field]):
                 taken = ", ".join(sorted(map(str, rules - {None})))
                 yield f"'{path}' changes nothing in {arm.label}: {taken} does not read it"
+
+
+def _warn_of_other_tasks(spec: ExperimentSpec) -> Iterator[str]:
+    """Yield that a scheduler compares trials that learn different tasks."""
+    paths = dict.fromkeys(p for arm in spec.arms_ for p in arm.space if p.startswith("task."))
+    known = spec.objective_metric.name in spec.task.baselines
+    if spec.scheduler.name != "none" and paths and known and spec.baseline is None:
+        yield (
+            f"'{', '.join(paths)}' is searched, so trials learn tasks with other baselines: "
+            f"{spec.scheduler.name} compares their values all the same"
+        )
 
 
 def _warn_of_warm_up(spec: ExperimentSpec) -> Iterator[str]:

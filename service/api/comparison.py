@@ -195,8 +195,11 @@ def find_baseline_on_test(
 ) -> float | None:
     """Return the baseline of a metric on test data; `otherwise` if its task is not known here.
 
-    One that was stored may be of another version, which had other fields.
+    None if there is none on validation data either, since trials learn different tasks. A task that
+    was stored may be of another version, which had other fields.
     """
+    if otherwise is None:
+        return None
     try:
         config = TASKS[task["name"]].Config.model_validate(task)
     except (KeyError, ValidationError):

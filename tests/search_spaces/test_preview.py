@@ -62,6 +62,22 @@ def test_an_invalid_point_says_why():
     assert found.first[1].error is None
 
 
+def test_the_baseline_is_that_of_all_trials_or_none():
+    assert make().baseline == preview(make()).baseline == make().task.baseline()
+    one = make(search={"space": {"task.delay": [7], "task.batch_size": [2, 4]}})
+    assert one.baseline == make(task={**one.task.model_dump(), "delay": 7}).baseline
+    several = make(search={"space": {"task.delay": [7, 70]}}, scheduler={"name": "asha"})
+    found = preview(several)
+    assert found.baseline is None
+    assert any("asha compares their values all the same" in words for words in found.warnings)
+    arms = [
+        {"model": {"name": name, "hidden_size": 4}, "space": {"task.delay": [delay]}}
+        for name, delay in (("lstm", 5), ("gru", 7))
+    ]
+    assert make(model=None, arms=arms, search={}).baseline is None
+    assert not any("compares" in words for words in preview(one).warnings)
+
+
 def test_points_are_shown_where_a_rule_leaves_out_the_first():
     space = {"model.hidden_size": {"low": 4, "high": 103}}
     found = preview(make(search={"space": space, "constraints": ["model.hidden_size >= 64"]}))
