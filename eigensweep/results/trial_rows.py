@@ -33,7 +33,8 @@ def make_row(place: int, trial: Mapping[str, Any], experiment: Mapping[str, Any]
     """
     value, parameters = trial.get("value"), trial.get("parameters")
     free = parameters if isinstance(parameters, int) else (parameters or {}).get("free")
-    baseline, statistics = experiment.get("baseline"), trial.get("statistics") or {}
+    baseline = experiment.get("baseline") or trial.get("baseline")
+    statistics = trial.get("statistics") or {}
     valid = statistics.get("value") or {}
     test = statistics.get(f"test/{(experiment.get('metric') or {}).get('name')}") or {}
     return {

@@ -110,6 +110,28 @@ def test_the_form_starts_from_an_experiment_again(client, ledger):
     assert "<option selected>enrnn/copying" in other
 
 
+def test_where_the_task_varies_each_trial_has_its_own_baseline(client, record, spec):
+    varied = spec(search={"space": {"task.delay": [3, 30], "optimizer.lr": [0.1]}})
+    id = client.post("/v1/experiments", json=varied).json()["id"]
+    ledger = RecordLedger(record.url, id, record.claim(id).generation)
+    for number, baseline in enumerate((0.5, 0.2)):
+        open_trial(ledger, number, "scornn", 0.1)
+        ended = replace(seed_result(0, 0.1, "completed"), baseline=baseline)
+        ledger.finish(number, ledger.begin(number), "completed", summarise([ended]))
+    here = f"/v1/experiments/{id}"
+    assert client.get(here).json()["baseline"] is None
+    trials = client.get(f"{here}/trials?sort=number").json()["items"]
+    assert [trial["baseline"] for trial in trials] == [0.5, 0.2]
+    assert client.get(f"{here}/arms").json()["items"][0]["ratio"] == pytest.approx(0.2)
+    page = read(client, f"/experiments/{id}/trials")
+    assert "20 %" in page
+    assert "50 %" in page
+    assert "50 % of the baseline" in read(client, f"/experiments/{id}/trials/1")
+    rows = client.get(f"{here}/trials.csv").text.splitlines()
+    assert rows[0].split(",").index("ratio")
+    assert {row.split(",")[rows[0].split(",").index("ratio")] for row in rows[1:]} == {"0.2", "0.5"}
+
+
 class TestList:
     def test_it_shows_and_finds_states_names_progress_and_best(self, client, ledger, spec):
         client.post("/v1/experiments", json=spec(name="another"))

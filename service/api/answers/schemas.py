@@ -199,6 +199,10 @@ class TrialSummary(TrialHead):
         description="Over the replicates: `value`, and each validation and test metric at the "
         "best step as `valid/NAME` and `test/NAME`; empty before the end"
     )
+    baseline: float | None = Field(
+        description="Memoryless baseline of its own task, which a search may vary; null before the "
+        "end and if unknown"
+    )
     parameters: dict[str, int] | None = Field(
         description="How many parameters the model has: `free` and `stored`"
     )
@@ -428,7 +432,10 @@ class Views:
             metrics=result.get("valid") or _name_as_at_the_end(newest),
             test=result.get("test") or {},
             statistics=summarize_stored(row.scores),
-            **{name: result.get(name) for name in ("best_step", "parameters", "seconds")},
+            **{
+                name: result.get(name)
+                for name in ("best_step", "baseline", "parameters", "seconds")
+            },
             reopened_for=None if row.earlier is None else row.earlier["reason"],
             usage=UsageNow.made_of(row),
         )

@@ -431,6 +431,7 @@ def _make_arm(experiment: ExperimentRow, arm: ArmRecord) -> ArmNow:
     best = arm.best
     found = {} if best is None else _summarize(best)
     value = found.get("value")
+    baseline = experiment.baseline or (None if best is None else best.scores.get("baseline"))
     return ArmNow(
         name=arm.name,
         model=((best and best.config) or {}).get("model", {}).get("name"),
@@ -441,7 +442,7 @@ def _make_arm(experiment: ExperimentRow, arm: ArmRecord) -> ArmNow:
         parameters=None if best is None else _count_parameters(best),
         seconds=None if best is None else best.scores.get("seconds"),
         value=value,
-        ratio=value.mean / experiment.baseline if value and experiment.baseline else None,
+        ratio=value.mean / baseline if value and baseline else None,
         valid=_choose(found, "valid/"),
         test=_choose(found, "test/"),
     )
