@@ -442,7 +442,7 @@ def _make_arm(experiment: ExperimentRow, arm: ArmRecord) -> ArmNow:
         parameters=None if best is None else _count_parameters(best),
         seconds=None if best is None else best.scores.get("seconds"),
         value=value,
-        ratio=value.mean / baseline if value and baseline else None,
+        ratio=value.mean / baseline if value and baseline and isinstance(baseline, float) else None,
         valid=_choose(found, "valid/"),
         test=_choose(found, "test/"),
     )
