@@ -35,9 +35,9 @@ def digest_package(package: str) -> dict[str, str]:
     place = find_package(package)
     if place is None:
         return {}
-    if place.is_file():
-        return digest_files({place.name: place})
-    files = {path.relative_to(place): path for path in place.rglob("*") if path.is_file()}
+    files = {Path(place.name): place}
+    if not place.is_file():
+        files = {path.relative_to(place): path for path in place.rglob("*") if path.is_file()}
     return digest_files({p.as_posix(): path for p, path in files.items() if _is_code(p)})
 
 

@@ -100,7 +100,7 @@ export async function untilDone(load) {
   } catch (error) {
     if (refresh) return; // the next look makes it
     announce(error.message);
-    setTimeout(untilDone, 10_000, load);
+    if (!(error.problem?.status < 500)) setTimeout(untilDone, 10_000, load);
   }
 }
 
