@@ -93,10 +93,13 @@ export function announce(words) {
   document.getElementById("announcement").textContent = words;
 }
 
-// Make what a page of which nothing changes has to load; try again while that fails.
+let begun = Promise.resolve(); // what the page has loaded first
+
+// Load what the page shows first; where nothing follows, try again while that fails.
 export async function untilDone(load) {
+  begun = load();
   try {
-    await load();
+    await begun;
   } catch (error) {
     if (refresh) return; // the next look makes it
     announce(error.message);
@@ -114,6 +117,7 @@ export async function call(path, options = {}) {
 
 // The next look follows `refresh` seconds after this one, and later where looks take long.
 async function follow() {
+  await begun.catch(() => {}); // two loads at once could end in the wrong order
   const began = performance.now();
   const isOver = await update();
   const taken = performance.now() - began;
