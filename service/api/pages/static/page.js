@@ -115,13 +115,13 @@ export async function call(path, options = {}) {
   return content;
 }
 
-// The next look follows `refresh` seconds after this one, and later where looks take long.
+// The next look follows `refresh` seconds after this one, and up to a minute where looks take long.
 async function follow() {
   await begun.catch(() => {}); // two loads at once could end in the wrong order
   const began = performance.now();
   const isOver = await update();
   const taken = performance.now() - began;
-  if (!isOver) setTimeout(follow, Math.max(refresh * 1000, 10 * taken));
+  if (!isOver) setTimeout(follow, Math.max(refresh * 1000, Math.min(10 * taken, 60_000)));
 }
 
 if (refresh) setTimeout(follow, refresh * 1000);
