@@ -89,3 +89,30 @@ def test_a_refused_setting_is_named_without_its_value(monkeypatch: pytest.Monkey
         Settings()
     assert "horse" not in str(caught.value)
     assert explain_settings(caught.value)[0].startswith("EIGENSWEEP_TOKEN: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("HOME", '"/srv/x"', 'EIGENSWEEP_HOME: the path "/srv/x" begins with a quote'),
+        ("DATA_ROOT", "'/srv'", "EIGENSWEEP_DATA_ROOT: the path '/srv' begins with a quote"),
+        ("STORAGE", '"s3://b/p"', "EIGENSWEEP_STORAGE: the path"),
+        ("LEAST_FREE_MB", "inf", "EIGENSWEEP_LEAST_FREE_MB: Input should be a finite number"),
+        ("WEBHOOK_HOSTS", "https://a.example", "'https://a.example' is an address; a host is"),
+        ("PROXY_SCOPES", "lab=root", "EIGENSWEEP_PROXY_SCOPES: lab: Input should be"),
+    ],
+)
+def test_a_value_that_would_mislead_is_refused(monkeypatch, tmp_path, name, value, words) -> None:
+    monkeypatch.setenv("EIGENSWEEP_HOME", str(tmp_path))
+    monkeypatch.setenv(PREFIX + name, value)
+    with pytest.raises(ValidationError) as refused:
+        Settings()
+    assert words in "; ".join(explain_settings(refused.value))
+
+
+def test_spaces_and_large_letters_of_paths_do_not_count(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("EIGENSWEEP_HOME", f" {tmp_path} ")
+    monkeypatch.setenv("EIGENSWEEP_STORAGE", " S3://bucket/Prefix/ ")
+    settings = Settings()
+    assert settings.home == tmp_path
+    assert settings.storage_folder == "s3://bucket/Prefix"

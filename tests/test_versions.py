@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
 import yaml
 from helpers.charts import CASES, CHART, KEPT
+
+from eigensweep.common import versions
 
 ROOT = Path(__file__).parents[1]
 
@@ -46,3 +49,16 @@ def tags(page: str) -> list[str]:
     ['0.2.0']
     """
     return re.findall(r"eigensweep-(?:service|worker):(\d\S*)", page)
+
+
+def test_the_repository_around_an_environment_is_not_ours(tmp_path, monkeypatch) -> None:
+    own = versions.git_revision()
+    assert re.fullmatch("[0-9a-f]{40}|unknown", own)
+    place = tmp_path / ".venv" / "eigensweep"
+    place.mkdir(parents=True)
+    (place / "__init__.py").touch()
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "theirs"], check=True)
+    monkeypatch.setattr(versions, "find_package", lambda name: place)
+    assert versions.git_revision() == "unknown"

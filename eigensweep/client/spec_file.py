@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Mapping
 from datetime import date, time
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Final, TypedDict
 
 from eigensweep.search_spaces import dotted
 from eigensweep.search_spaces.spec_text import TextError, read_text
@@ -58,7 +58,9 @@ def _with_texts(value: object) -> object:
 
 def looks_like_a_file(source: str) -> bool:
     """Return whether `source` names a file (or, `-`, standard input) and not a preset."""
-    return source == "-" or Path(source).suffix in {".yaml", ".yml", ".json", ".toml"}
+    endings = {".yaml", ".yml", ".json", ".toml"}
+    is_path = source.startswith(("/", "./", "../", "~"))
+    return source == "-" or is_path or Path(source).suffix.lower() in endings
 
 
 def read(source: str | Path) -> dict[str, object]:
@@ -161,7 +163,11 @@ def with_settings(spec: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[
         raise InputError(str(error)) from error
 
 
-def make_spec_of_one(spec: Mapping[str, object], trial: Mapping[str, Any]) -> dict[str, object]:
+OF_A_TRIAL: Final = ("wall_seconds", "room_seconds", "stall_seconds")
+"""Limits that one trial alone has, too."""
+
+
+def make_spec_of_one(spec: Mapping[str, Any], trial: Mapping[str, Any]) -> dict[str, object]:
     """Return the spec of an experiment that is one of its trials alone, with all settings fixed.
 
     Raises:
@@ -171,9 +177,12 @@ def make_spec_of_one(spec: Mapping[str, object], trial: Mapping[str, Any]) -> di
     if config is None:
         raise InputError(f"trial {trial['number']} is {trial['state']}: it has no configuration")
     kept = ("project", "description", "source", "objective", "reuse", "resources", "priority")
+    given = spec.get("limits") or {}
+    limits = {name: given[name] for name in OF_A_TRIAL if given.get(name) is not None}
     fixed = ("task", "model", "optimizer", "training", "divergence", "seed", "replicates")
     return {
         "name": f"{str(spec['name'])[:100]}, trial {trial['number']}",
         **{name: spec[name] for name in kept if name in spec},
+        **({"limits": limits} if limits else {}),
         **{name: config[name] for name in fixed},
     }

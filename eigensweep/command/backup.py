@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -75,7 +76,7 @@ def back_up(
         f"{say_count(len(manifest.files), 'file')}, {decimal(manifest.size)}: {file}",
         *(f"removed: {path}" for path in removed),
         *(f"left out: {words}" for words in manifest.left_out),
-        f"to go on from it: eigensweep restore {file} --home FOLDER",
+        f"to go on from it: eigensweep restore {quote(str(file))} --home FOLDER",
     ]
     told = {"file": str(file), "removed": [str(path) for path in removed]}
     call.tell(asdict(manifest) | told, lambda _: "\n".join(lines))
@@ -116,7 +117,7 @@ def restore(
         if database_url is not None:
             database_url = Settings(home=home, database_url=database_url).database
         manifest = restore(file, home, database_url, storage)
-    settings = "".join(f"EIGENSWEEP_{name}={value} " for name, value in told.items())
+    settings = "".join(f"EIGENSWEEP_{name}={quote(str(value))} " for name, value in told.items())
     settings += "EIGENSWEEP_DATABASE_URL=... " if database_url else ""
     lines = [
         f"{say_count(len(manifest.files), 'file')}, {decimal(manifest.size)}: {home}",

@@ -720,10 +720,11 @@ def reproduce(
         results = page.parent / page.stem / "results"
     if (page_only or results_only) and page is not None and results is not None:
         make_folder(results)
-        if results_only:
-            work.keep_results_of_home(call, results, note, names or ())
+        made = work.keep_results_of_home(call, results, note, names or ()) if results_only else []
         if page_only:
             work.write_page(call, results, page)
+        told = {"written": [*map(str, made)], "page": str(page) if page_only else None}
+        call.tell(told, lambda _: "\n".join(f"written: {path}" for path in made) or None)
         return
     if every == bool(names):
         words = "give the name of a table or figure, or --all; --list shows the names"
@@ -732,7 +733,7 @@ def reproduce(
         if folder is not None:
             make_folder(folder)
     with (
-        work.service_of_our_own(call.screen, results)
+        work.service_of_our_own(call, results)
         if own_service and not call.url
         else nullcontext(call.client) as client
     ):
@@ -754,13 +755,16 @@ def reproduce(
             for each in ended:
                 if each.state == "finished":
                     each.save(out)
+        problems: list[str] = []
         if results is not None:
-            work.save_results(client, names, budget, results, note)
+            problems = work.save_results(client, names, budget, results, note)
         if page is not None and results is not None:
             work.write_page(call, results, page)
         contents = [each.content for each in ended]
         call.tell(contents, lambda _: work.show_end(client, ended, out, page, call.screen))
-        if any(each.state != "finished" for each in ended):
+        for problem in problems:
+            typer.echo(f"error: results were not kept: {problem}", err=True)
+        if problems or any(each.state != "finished" for each in ended):
             raise typer.Exit(FAILURE)
 
 

@@ -165,14 +165,16 @@ def describe_end(each: Reproduction) -> str:
 
 def save_results(
     client: Client, names: Collection[str], budget: str, folder: Path, note: str | None
-) -> None:
+) -> list[str]:
     """Keep the results of the finished reproductions of these suites, a file for each.
 
     A file that has more seeds than the service is left as it is. `note` says what else ran on the
-    machine.
+    machine. Return why some were not kept.
     """
     from eigensweep.reports.results import read_results
+    from eigensweep.store.places.durable_files import StorageError
 
+    problems = []
     query = {"budget": budget, "state": "finished"}
     for content in client.get(Reproduction.listing_path, **query)["items"]:
         each = Reproduction(client, content)
@@ -184,7 +186,11 @@ def save_results(
             if error.status != 404:
                 raise
             continue  # an older version made the report
-        _keep(found.model_copy(update={"note": note}), folder)
+        try:
+            _keep(found.model_copy(update={"note": note}), folder)
+        except (OSError, ValueError, StorageError) as error:
+            problems.append(str(error))
+    return problems
 
 
 def keep_finished(
@@ -279,12 +285,15 @@ def _keep(results: Results, folder: Path, *, is_whole: bool = True) -> Path | No
 def _count_seeds_in(path: Path) -> int:
     from eigensweep.reports.results import count_seeds, read_results
 
-    return count_seeds(read_results(path.read_bytes())) if path.is_file() else 0
+    try:
+        return count_seeds(read_results(path.read_bytes())) if path.is_file() else 0
+    except ValueError as error:
+        raise ValueError(f"{path} holds no results that this version can read: {error}") from error
 
 
 def keep_results_of_home(
     call: Call, results: Path, note: str | None, names: Collection[str] = ()
-) -> None:
+) -> list[Path]:
     """Keep the results of the home folder, or end with why that is not possible."""
     from pydantic import ValidationError
     from sqlalchemy.exc import SQLAlchemyError
@@ -306,24 +315,24 @@ def keep_results_of_home(
         written = keep_finished(settings, results, note, names)
     except (OSError, ValueError, SQLAlchemyError, StorageError) as error:
         call.fail(str(error), "No results", FAILURE)
-    for path in written:
-        typer.echo(f"written: {path}")
     if not written:
         typer.echo(f"{results}: there is nothing new to keep", err=True)
+    return written
 
 
 def write_page(call: Call, results: Path, page: Path) -> None:
     """Make the page of all results in a folder, or end with what is wrong with them."""
     from eigensweep.reports.book import make_page
+    from eigensweep.store.places.durable_files import StorageError
 
     try:
         make_page(results, page)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, StorageError) as error:
         call.fail(str(error), "The page cannot be made")
 
 
 @contextmanager
-def service_of_our_own(screen: Console, results: Path | None) -> Iterator[Client]:
+def service_of_our_own(call: Call, results: Path | None) -> Iterator[Client]:
     """Lend a client of the service of this machine; start one if there is none, and end it then.
 
     One that is started takes up the `results` in a folder.
@@ -337,6 +346,7 @@ def service_of_our_own(screen: Console, results: Path | None) -> Iterator[Client
             if results is not None and results.is_dir():
                 os.environ.setdefault(RESULTS_VARIABLE, str(results.absolute()))
             try:
+                screen = Console(stderr=True) if call.as_json else call.screen
                 with running_service(home, screen) as started:
                     yield started
             except NotReadyError as error:

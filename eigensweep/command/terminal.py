@@ -32,7 +32,7 @@ QUIET_SECONDS = 30.0
 
 def console() -> Console:
     """Return the console of standard output; in a pipe or a file, lines are never folded."""
-    return Console(highlight=False, emoji=False, soft_wrap=not sys.stdout.isatty())
+    return Console(highlight=False, emoji=False, soft_wrap=not (sys.stdout and sys.stdout.isatty()))
 
 
 PHASES = {

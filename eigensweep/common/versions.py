@@ -6,6 +6,7 @@ import importlib.metadata
 import platform
 import subprocess
 from contextlib import suppress
+from functools import partial
 
 from eigensweep.common.own_packages import find_package
 
@@ -23,10 +24,14 @@ def name_versions() -> str:
 
 
 def git_revision() -> str:
-    """Return the revision of our own code, `unknown` where it is not in a repository."""
-    command = ["git", "-C", str(find_package("eigensweep")), "rev-parse", "HEAD"]
+    """Return the revision of our own code, `unknown` where it is not in a repository.
+
+    An environment may lie within another one's repository, which does not have our files.
+    """
+    git = partial(subprocess.run, capture_output=True, text=True, timeout=10, check=True)
+    here = ["git", "-C", str(find_package("eigensweep"))]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        git([*here, "ls-files", "--error-unmatch", "__init__.py"])
+        return git([*here, "rev-parse", "HEAD"]).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return "unknown"
-    return done.stdout.strip()

@@ -34,7 +34,9 @@ def listen(host: str, port: int, may_move: bool) -> socket.socket:
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return listener
     except OSError as error:
-        raise StartError(f"cannot listen on {host}: {error}") from error
+        raise StartError(
+            f"cannot listen on {host}: {error}; EIGENSWEEP_HOST is an address, such as 127.0.0.1"
+        ) from error
     tried = f"ports {port} to {last}" if may_move else f"port {port}"
     raise StartError(
         f"cannot listen on {host}: {tried} taken, or not allowed; set another EIGENSWEEP_PORT "

@@ -32,7 +32,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from eigensweep.common.aside import call_aside
 from eigensweep.common.logs import LogFormat
-from eigensweep.service.settings.webhook_rules import KEY_PREFIX, check_url
+from eigensweep.service.settings.webhook_rules import HTTPS_PORT, KEY_PREFIX, check_url
 from eigensweep.store.places.files import is_url
 from eigensweep.store.places.object_files import KEYS, LIBRARIES
 from eigensweep.store.upkeep.thinning import Keep
@@ -46,7 +46,18 @@ OFF: Final = "off"
 SHORTEST_SECRET: Final = 16
 """Signs of the secret that webhooks are signed with, and of that between us and a proxy."""
 
-Folder = Annotated[Path, AfterValidator(lambda path: path.expanduser().absolute())]
+
+def _read_path(given: object) -> object:
+    """Return a path without spaces around it; quotes belong to the file that it was read from."""
+    text = given.strip() if isinstance(given, str) else given
+    if isinstance(text, str) and text[:1] in ("'", '"'):
+        raise ValueError(f"the path {text} begins with a quote; write it without")
+    return text
+
+
+Folder = Annotated[
+    Path, BeforeValidator(_read_path), AfterValidator(lambda path: path.expanduser().absolute())
+]
 """A path made absolute, so that it does not depend on the working folder."""
 
 
@@ -54,7 +65,7 @@ def _check_storage(given: object) -> str:
     """Return a folder made absolute, or the URL of an object store without a slash at its end."""
     if not isinstance(given, str | Path):
         raise ValueError(f"a store is {STORES}")
-    place = str(given)
+    place = str(_read_path(given))
     if re.match(r"(s3|gs):/?(?!/)", place):
         raise ValueError(f"a store is {STORES}; two slashes follow {place[:3]}")
     if not is_url(place):
@@ -69,7 +80,7 @@ def _check_storage(given: object) -> str:
         raise ValueError(f"a store is {STORES}; got something else behind {parts.scheme}://")
     if "@" in parts.netloc:
         raise ValueError(f"a store's address names no key: {KEYS[parts.scheme]}")
-    return place.rstrip("/")
+    return parts.scheme + place[len(parts.scheme) :].rstrip("/")
 
 
 STORES: Final = "a folder, s3://bucket/prefix or gs://bucket/prefix"
@@ -85,8 +96,9 @@ def explain_settings(error: ValidationError) -> list[str]:
     """Return what is wrong with each setting, in words that begin with its variable."""
     told = []
     for one in error.errors():
-        name = "_".join(str(part) for part in one["loc"]).upper()
-        label = f"EIGENSWEEP_{name}: " if name else ""
+        name, *inner = [str(part) for part in one["loc"]] or [""]
+        label = f"EIGENSWEEP_{name.upper()}: " if name else ""
+        label += f"{'.'.join(inner)}: " if inner else ""
         told.append(label + one["msg"].removeprefix("Value error, "))
     return told
 
@@ -294,7 +306,7 @@ class Settings(BaseSettings):
     """How often a trial is started again after its process was lost."""
     checkpoint_seconds: float = Field(default=10.0, gt=0)
     """Seconds of training that a lost process costs at most."""
-    least_free_mb: float = Field(default=512, ge=0)
+    least_free_mb: float = Field(default=512, ge=0, allow_inf_nan=False)
     """Free megabytes of the disks of home and store below which no new trial begins.
 
     Trials that run go on, and new ones begin when there is room again. 0: it is not looked at.
@@ -371,6 +383,13 @@ class Settings(BaseSettings):
         if not isinstance(given, str):
             return given
         return tuple(each.strip() for each in given.split(",") if each.strip())
+
+    @field_validator("webhook_hosts")
+    @classmethod
+    def _require_names(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        if addresses := [each for each in given if "/" in each]:
+            raise ValueError(f"'{addresses[0]}' is an address; a host is hooks.example.org alone")
+        return tuple(each.removesuffix(f":{HTTPS_PORT}") for each in given)
 
     @model_validator(mode="after")
     def _require_whole_webhooks(self) -> Settings:

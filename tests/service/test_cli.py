@@ -24,9 +24,10 @@ from rich.text import Text
 from typer.testing import CliRunner, Result
 
 from eigensweep.client import Client, RefusedError, ServiceAwayError, connection
-from eigensweep.client.answers.answers import Answer, describe_pareto
-from eigensweep.client.answers.tables import Table
+from eigensweep.client.answers.answers import LIST_HEADS, Answer, describe_pareto
+from eigensweep.client.answers.tables import DROPPED_FIRST, Table
 from eigensweep.client.answers.trial_table import TrialTable
+from eigensweep.client.spec_file import looks_like_a_file, make_spec_of_one
 from eigensweep.command import quickstart, terminal
 from eigensweep.command.cli import app
 from eigensweep.search_spaces.labels import format_share
@@ -254,6 +255,28 @@ def test_a_fork_posts_the_same_spec_with_changes(cli: Cli, spec: str) -> None:
     forked = json.loads(cli("fork", first["id"], "--set", "name=fork", "--json").stdout)
     assert forked["id"] != first["id"]
     assert forked["spec"] == first["spec"] | {"name": "fork"}
+
+
+def test_a_fork_of_a_trial_keeps_the_limits_of_one() -> None:
+    limits = {"trials": 9, "stall_seconds": 7200, "wall_seconds": None}
+    config = dict.fromkeys(
+        ("task", "model", "optimizer", "training", "divergence", "seed", "replicates")
+    )
+    made = make_spec_of_one({"name": "s", "limits": limits}, {"number": 3, "config": config})
+    assert made["limits"] == {"stall_seconds": 7200}
+    assert "limits" not in make_spec_of_one({"name": "s"}, {"number": 3, "config": config})
+
+
+@pytest.mark.parametrize("name", ["sweep.YAML", "./sweep", "/dev/stdin", "~/sweep"])
+def test_what_is_written_as_a_path_is_a_file(name: str) -> None:
+    assert looks_like_a_file(name)
+    assert not looks_like_a_file("enrnn/copying")
+
+
+def test_a_narrow_list_leaves_out_the_date_before_the_state() -> None:
+    heads = [head for head in DROPPED_FIRST if head in LIST_HEADS]
+    assert heads.index("created (UTC)") == 0
+    assert heads[-1] == "state"
 
 
 def test_what_is_refused_of_several_is_told_and_fails(cli: Cli, spec: str) -> None:

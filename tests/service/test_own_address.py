@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from eigensweep.client import ServiceAwayError
 from eigensweep.client.connection import Connection, read_own_url
@@ -66,7 +65,7 @@ def test_where_a_service_has_ended_another_is_started(home, monkeypatch):
         yield f"the service of {home}"
 
     monkeypatch.setattr(reproduce, "running_service", play)
-    with reproduce.service_of_our_own(Console(), None) as client:
+    with reproduce.service_of_our_own(Call(), None) as client:
         assert client == f"the service of {home}"
 
 

@@ -19,7 +19,16 @@ from rich.text import Text
 from eigensweep.search_spaces.labels import describe_settings, format_share, format_value
 
 DROPPED_FIRST: Final = (
-    *("baseline", "created", "project", "owner", "seconds", "parameters", "mlflow", "changes"),
+    *(
+        "baseline",
+        "created (UTC)",
+        "project",
+        "owner",
+        "seconds",
+        "parameters",
+        "mlflow",
+        "changes",
+    ),
     *("sd", "test_sd", "ratio", "test_interval", "n", "arm", "test", "interval", "state"),
 )
 """Columns that a narrow terminal does without, the least important first."""
