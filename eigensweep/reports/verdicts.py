@@ -443,12 +443,10 @@ def _describe(
     verdict: Verdict = verdicts.get(found.verdict, "not distinguishable")
     if found.verdict == "not comparable" and found.n == 0:
         verdict = "not comparable"
-    # Who is better in the seeds that did not diverge is not better where others did.
-    winner, diverged = (name, side.diverged) if verdict == "holds" else (other, against.diverged)
-    stuck = verdict in ("holds", "does not hold") and bool(diverged)
+    stuck = verdict == "holds" and bool(side.diverged)
     if stuck:
         verdict = "not distinguishable"
-        because += f"; {winner} diverged in {say_count(len(diverged), 'seed')}"
+        because += f"; {name} diverged in {say_count(len(side.diverged), 'seed')}"
     ratio = detectable = detectable_ratio = least_p = None
     mine, theirs = side.summary, against.summary
     if found.mean is not None and logarithms:
