@@ -294,7 +294,7 @@ def show_cluster(service: TheService, caller: Reader) -> Response:
 def show_reproductions(service: TheService, caller: Reader) -> Response:
     """Return the list of the papers' tables and figures, with what was run of each."""
     newest: dict[tuple[str, str], Any] = {}
-    again: dict[tuple[str, str], dict[str, Any]] = {}
+    again: dict[tuple[str, str], dict[str, object]] = {}
     for found in service.reproductions.list():  # the newest of a suite and budget comes last
         is_open = found.state in OPEN
         again[found.name, found.budget] = _ask_again(found)
@@ -340,9 +340,9 @@ def show_reproduction(service: TheService, caller: Reader, id: ReproductionId) -
     )
 
 
-def _ask_again(found: ReproductionRecord) -> dict[str, Any]:
+def _ask_again(found: ReproductionRecord) -> dict[str, object]:
     """Return the body of the request that opened a reproduction."""
-    body: dict[str, Any] = {"name": found.name, "budget": found.budget}
+    body: dict[str, object] = {"name": found.name, "budget": found.budget}
     if found.until is not None:
         limits = {"core_hours": found.until.core_hours, "most": found.until.most}
         body |= {"until_decided": True, **limits}

@@ -84,7 +84,7 @@ async function update() {
   const looks = []; // what else is fetched: the next look waits for it
   document.dispatchEvent(new CustomEvent("updated", { detail: { isOver, looks } }));
   const ended = await Promise.allSettled(looks);
-  if (!isOver || !isWhole || ended.some((each) => each.status === "rejected")) return false;
+  if (!isOver || !isWhole || ended.some((each) => each.status === "rejected" && mayPass(each.reason))) return false;
   announce("It is over.");
   return true;
 }
@@ -92,6 +92,9 @@ async function update() {
 export function announce(words) {
   document.getElementById("announcement").textContent = words;
 }
+
+// Whether what failed may succeed later: the service or its store was away.
+const mayPass = (error) => !(error.problem?.status < 500);
 
 let begun = Promise.resolve(); // what the page has loaded first
 
@@ -103,7 +106,7 @@ export async function untilDone(load) {
   } catch (error) {
     if (refresh) return; // the next look makes it
     announce(error.message);
-    if (!(error.problem?.status < 500)) setTimeout(untilDone, 10_000, load);
+    if (mayPass(error)) setTimeout(untilDone, 10_000, load);
   }
 }
 
