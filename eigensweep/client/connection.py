@@ -226,7 +226,7 @@ def outlast_restart(ask: Callable[[], T], most: float = inf) -> T:
         RefusedError: if it, or a proxy before it, says for longer that it cannot answer now.
     """
     retrying = Retrying(
-        retry=retry_if_exception(_may_pass),
+        retry=retry_if_exception(may_pass),
         wait=wait_fixed(RETRY_SECONDS),
         stop=stop_after_delay(min(PATIENCE_SECONDS, most)),
         reraise=True,
@@ -234,7 +234,8 @@ def outlast_restart(ask: Callable[[], T], most: float = inf) -> T:
     return retrying(ask)
 
 
-def _may_pass(error: BaseException) -> bool:
+def may_pass(error: BaseException) -> bool:
+    """Return whether a service that failed so may answer later."""
     if isinstance(error, RefusedError):
         return error.status in UNAVAILABLE
     return isinstance(error, ServiceAwayError)

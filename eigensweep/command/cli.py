@@ -747,7 +747,10 @@ def reproduce(
             for each_name in names:
                 work.show_plan(client, each_name, budget, call.screen)
         try:
-            ended = work.follow(client, names, budget, call.screen, quiet=call.as_json, **asked)
+            lives = work.own_service_lives if own_service and not call.url else None
+            ended = work.follow(
+                client, names, budget, call.screen, quiet=call.as_json, lives=lives, **asked
+            )
         except KeyboardInterrupt:
             typer.echo("the experiments continue; the same command follows them again", err=True)
             raise typer.Exit(INTERRUPTED) from None

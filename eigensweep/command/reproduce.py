@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from eigensweep.client import Client, RefusedError, ServiceAwayError
 from eigensweep.client.answers.tables import Table
-from eigensweep.client.connection import find_home, outlast_restart
+from eigensweep.client.connection import find_home, may_pass, outlast_restart, read_own_url
 from eigensweep.client.reproductions import Reproduction
 from eigensweep.command.frame import FAILURE, Call
 from eigensweep.command.quickstart import NotReadyError, running_service
@@ -68,11 +68,13 @@ def follow(
     screen: Console,
     *,
     quiet: bool = False,
+    lives: Callable[[], bool] | None = None,
     **asked: Any,
 ) -> list[Reproduction]:
     """Post reproductions, in order, and return them when all are over.
 
-    `asked` is what `Client.reproduce` takes beside.
+    `lives` tells whether the service lives: while it does, it is waited for, however long it does
+    not answer. None: that is unknown. `asked` is what `Client.reproduce` takes beside.
     """
     all_of_them = [client.reproduce(name, budget, **asked) for name in names]
     bar = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}")
@@ -84,11 +86,22 @@ def follow(
         while True:
             for each in all_of_them:
                 if not each.is_over or each.id not in seen:
-                    outlast_restart(each.refresh)
+                    _refresh(each, lives)
                     _show(each, bars, tasks[each.id], seen, None if quiet else screen)
             if all(each.is_over for each in all_of_them):
                 return all_of_them
             time.sleep(PASS_SECONDS)
+
+
+def _refresh(each: Reproduction, lives: Callable[[], bool] | None) -> None:
+    while True:
+        try:
+            outlast_restart(each.refresh)
+        except (ServiceAwayError, RefusedError) as error:
+            if not may_pass(error) or lives is None or not lives():
+                raise
+        else:
+            return
 
 
 def _show(
@@ -329,6 +342,11 @@ def write_page(call: Call, results: Path, page: Path) -> None:
         make_page(results, page)
     except (OSError, ValueError, StorageError) as error:
         call.fail(str(error), "The page cannot be made")
+
+
+def own_service_lives() -> bool:
+    """Return whether the process of this machine's service lives, though it may not answer."""
+    return read_own_url(find_home()) is not None
 
 
 @contextmanager

@@ -20,11 +20,12 @@ from helpers.reproduced import (
     leave_undrawn,
     play_driver,
 )
+from rich.console import Console
 from sqlalchemy import update
 from starlette.testclient import TestClient
 
-from eigensweep.client import RefusedError, connection
-from eigensweep.command.reproduce import save_results
+from eigensweep.client import RefusedError, ServiceAwayError, connection
+from eigensweep.command.reproduce import follow, save_results
 from eigensweep.protocol.messages import DriverOptions
 from eigensweep.reports.__main__ import main as make_report
 from eigensweep.reports.messages import ReportOutcome
@@ -476,6 +477,30 @@ def test_results_that_cannot_be_fetched_are_not_passed_over(tmp_path, monkeypatc
     service.download.side_effect = RefusedError(status, {})
     with pytest.raises(RefusedError) if is_told else nullcontext():
         save_results(service, [NAME], "short", tmp_path, None)
+
+
+@pytest.mark.parametrize(
+    ("error", "lives", "is_told"),
+    [
+        (ServiceAwayError("timed out"), True, False),
+        (RefusedError(503, {}), True, False),
+        (ServiceAwayError("timed out"), False, True),
+        (ServiceAwayError("timed out"), None, True),
+        (RefusedError(404, {}), True, True),
+    ],
+)
+def test_a_service_that_lives_is_waited_for(monkeypatch, error, lives, is_told):
+    """A starved machine may let it answer nothing for minutes, and it would end with `--serve`."""
+    monkeypatch.setattr(connection, "PATIENCE_SECONDS", 0.0)
+    over = {"state": "finished", "fraction": 1.0, "verdict": "holds", "words": "all"}
+    found = Mock(id="r1", is_over=True, content=over, state="finished")
+    found.refresh.side_effect = [error, error, None]
+    service = Mock()
+    service.reproduce.return_value = found
+    how = {"quiet": True, "lives": None if lives is None else lambda: lives}
+    with pytest.raises(type(error)) if is_told else nullcontext():
+        assert follow(service, [NAME], "short", Console(), **how) == [found]
+    assert found.refresh.call_count == (1 if is_told else 3)
 
 
 def test_suites_are_listed_with_their_cost_and_what_they_post(client):
