@@ -386,9 +386,9 @@ class Training:
         self.carried = None if batch.starts is None else detach(state)
 
     def _chance(self) -> AbstractContextManager[None]:
-        """Return in what a model runs: what one of somebody's own draws follows from seed and step.
+        """Return a context in which random numbers of the model follow from the seed and the step.
 
-        So it does for dropout, also after a restart. No model of ours draws anything then.
+        So dropout in a model of one's own drops the same after a restart. Our models draw nothing.
         """
         if type(self.model).__module__.startswith("eigensweep.models."):
             return nullcontext()

@@ -26,8 +26,9 @@ SHOWN = 5
 """Configurations that a preview lists."""
 
 MOST_LOOKED_AT = 40
-MOST_LEFT_OUT = 400
-"""Points that are examined to find these."""
+"""Points that are examined to find these, of those that keep `search.constraints`."""
+MOST_TRIED = 400
+"""Points that are tried to find those."""
 
 SECONDS_A_STEP = 4.0e-3
 """What an optimizer step costs whatever its size.
@@ -276,9 +277,9 @@ def _drop_known(spec: ExperimentSpec, space: Space) -> Iterator[Point]:
 
 def _keep(spec: ExperimentSpec, walk: Iterable[Point]) -> Iterator[Point]:
     """Return the points of a walk that keep `search.constraints`."""
-    return (
-        filter(spec.keeps, islice(walk, MOST_LEFT_OUT)) if spec.search.constraints else iter(walk)
-    )
+    if not spec.search.constraints:
+        return iter(walk)
+    return filter(spec.keeps, islice(walk, MOST_TRIED))
 
 
 def _arm(

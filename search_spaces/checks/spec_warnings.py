@@ -87,9 +87,10 @@ def _warn_of_fixed(spec: ExperimentSpec) -> Iterator[str]:
 
 
 def _warn_of_unread(spec: ExperimentSpec) -> Iterator[str]:
-    """Yield which fields of the optimizer are searched that no update rule of an arm reads.
+    """Yield the searched fields of the optimizer that no update rule of an arm reads.
 
-    Each of their values trains the same, and counts as a trial. A condition is somebody's own care.
+    Trials that differ in such a field alone are the same training. Fields with a condition are
+    left out: whoever writes one has thought of that.
     """
     for arm in spec.arms_:
         assert arm.optimizer is not None
@@ -98,8 +99,10 @@ def _warn_of_unread(spec: ExperimentSpec) -> Iterator[str]:
         rules: set[object] = set()
         for field in ("name", "name_orth") if has_orth else ("name",):
             axis = arm.space.get(f"optimizer.{field}")
-            own = [getattr(arm.optimizer, field)]
-            rules |= {*(axis.extremes() if axis is not None else own)}
+            if axis is None or axis.when:
+                rules.add(getattr(arm.optimizer, field))
+            if axis is not None:
+                rules |= {*axis.extremes()}
         for path, axis in arm.space.items():
             section, _, rest = path.partition(".")
             field = rest.partition(".")[0]

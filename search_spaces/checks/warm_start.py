@@ -25,7 +25,7 @@ OTHER_CODE = "were trained by other code of the package that brings the task or 
 STOPPED = "were stopped early, from which only tpe with one objective learns"
 OUTSIDE = "lie outside of the space, or differ in what it does not vary"
 MOST_POINTS = 256
-"""So many points are tried for one trial, each of which costs about a millisecond."""
+"""Points that are tried for one trial; each costs about a millisecond."""
 
 
 def find_point(
@@ -74,8 +74,8 @@ def _read_points(
 ) -> Iterator[Point]:
     """Yield the points of an arm at which a configuration may lie.
 
-    There is one, but where shares, budgets or epochs vary that were fixed before: a resolved
-    configuration has what follows from them, and so each of their values may be the one.
+    Mostly that is one. A resolved configuration does not have the share, budget or epochs that it
+    was made from. So where the search varies such a field, each of its values is tried.
     """
     found: list[dict[str, Scalar]] = [{}]
     for path, axis in axes.items():

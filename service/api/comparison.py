@@ -186,8 +186,10 @@ def find_metric(
     if name not in known:
         message = f"{config.name} has no metric '{name}'; it has {', '.join(known)}"
         raise UnknownMetricError("metric", message, got=name, available=known)
-    metric = config.find_metric(name)
-    return Metric.made_of(metric), config.baselines.get(name)
+    # Where the search varies the task, the experiment has no baseline, though its own task has one.
+    varies = experiment.baseline is None and experiment.metric in config.baselines
+    metric = Metric.made_of(config.find_metric(name))
+    return metric, None if varies else config.baselines.get(name)
 
 
 def find_baseline_on_test(

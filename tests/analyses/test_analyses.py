@@ -328,24 +328,16 @@ class TestSizeStudy:
         worst = max(content["sizes"], key=lambda one: one["final"])["size"]
         assert content["best_to_worst"][-1] == {"arm": "enrnn", "size": worst}
 
-    def test_a_trial_that_diverged_at_once_leaves_test_data(self, folders):
+    def test_a_trial_that_diverged_at_once_leaves_test_data(self, sizes, folders):
         scored = {"training__test_every_evaluation": True}
         good, wide = (
             train(folders.storage, number, model__short_size=size, **scored)
             for number, size in ((30, 0), (31, 3))
         )
-        lost = good.model_copy(update={"number": 32, "state": "diverged", "value": None})
-        lost = lost.model_copy(update={"place": "e1/00032"})
-        subject = ExperimentSubject(
-            experiment="e1",
-            name="sizes",
-            metric="mse",
-            unit="squared error",
-            better="lower",
-            baseline=1 / 6,
-            trials=[good, wide, lost],
-        )
-        assert analyse("size_study", subject, folders)["data"] == "test"
+        lost = {"number": 32, "state": "diverged", "value": None, "place": "e1/00032"}
+        trials = [good, wide, good.model_copy(update=lost)]
+        content = analyse("size_study", sizes.model_copy(update={"trials": trials}), folders)
+        assert content["data"] == "test"
 
     def test_the_best_trial_of_a_size_is_the_first_in_the_ranking(self, sizes, folders):
         """The worst curve of all is that of trial 3, which hardly learns."""

@@ -25,6 +25,7 @@ from eigensweep.results.trial_result import ReplicateResult, Source
 from eigensweep.search_spaces.shipped.presets import load_preset
 from eigensweep.search_spaces.shipped.reproductions import suite_names
 from eigensweep.service.api.app import create_app
+from eigensweep.service.api.comparison import find_metric
 from eigensweep.service.api.pages.formats import show_duration, show_number, show_percent
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.requests.analyses import AnalysisRecord
@@ -123,6 +124,9 @@ def test_where_the_task_varies_each_trial_has_its_own_baseline(client, record, s
     trials = client.get(f"{here}/trials?sort=number").json()["items"]
     assert [trial["baseline"] for trial in trials] == [0.5, 0.2]
     assert client.get(f"{here}/arms").json()["items"][0]["ratio"] == pytest.approx(0.2)
+    for metric in ("cross_entropy", "accuracy"):
+        row = record.row(id)
+        assert find_metric(row, row.spec["task"], metric)[1] is None
     page = read(client, f"/experiments/{id}/trials")
     assert "20 %" in page
     assert "50 %" in page
