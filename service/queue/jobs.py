@@ -260,6 +260,7 @@ class JobRunner:
             self._put_off(handler, job, traceback.format_exc(), handler.fails_by_bugs)
 
     def _put_off(self, handler: Handler, job: JobRow, error: str, is_final: bool = False) -> None:
+        job = self.jobs.find(job.kind, job.key) or job  # a step forward begins its count anew
         most = handler.most_tries
         gives_up = is_final or (most is not None and job.tries + 1 >= most)
         pause = min(handler.first_pause * 2.0 ** min(job.tries, 100), handler.longest_pause)

@@ -16,6 +16,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -45,6 +46,8 @@ logger = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS: Final = 10.0
 """The longest delivery, from the host's name to the status: other receivers wait meanwhile."""
+CONNECT_SECONDS: Final = 3.0
+"""How long a connection to an address may take where the host has another."""
 GONE: Final = 410
 """The status by which a receiver declines all further messages. Source: RFC 9110."""
 
@@ -143,14 +146,29 @@ class WebhookHandler(Handler):
                 verify=self.context, timeout=None, trust_env=False, follow_redirects=False
             ) as client,
         ):
-            found = call_aside(partial(self._choose_address, host, port), "resolver")
-            asked.url = asked.url.copy_with(host=await asyncio.wrap_future(found))
-            answer = await client.send(asked, stream=True)  # what the receiver says is not read
-            await answer.aclose()
-            return answer.status_code
+            found = call_aside(partial(self._find_addresses, host, port), "resolver")
+            *others, last = await asyncio.wrap_future(found)
+            for address in others:  # such as one of IPv6, which leads nowhere from here
+                with suppress(httpx2.ConnectError, httpx2.ConnectTimeout):
+                    return await self._ask(client, asked, address, CONNECT_SECONDS)
+            return await self._ask(client, asked, last)
 
-    def _choose_address(self, host: str, port: int) -> str:
-        """Return an address of a host, all of whose addresses are public or of `networks`.
+    async def _ask(
+        self,
+        client: httpx2.AsyncClient,
+        asked: httpx2.Request,
+        address: str,
+        patience: float | None = None,
+    ) -> int:
+        """Send a request to one address; `patience` is for the connection alone."""
+        asked.url = asked.url.copy_with(host=address)
+        asked.extensions["timeout"] = {"connect": patience}
+        answer = await client.send(asked, stream=True)  # what the receiver says is not read
+        await answer.aclose()
+        return answer.status_code
+
+    def _find_addresses(self, host: str, port: int) -> Sequence[str]:
+        """Return the addresses of a host, all of which are public or of `networks`.
 
         Raises:
             NotDoneError: if one is not, or there is none.
@@ -162,7 +180,7 @@ class WebhookHandler(Handler):
                 f"{host} leads to {', '.join(inner) or 'no address'}: webhooks go to public "
                 "addresses, and to networks that EIGENSWEEP_WEBHOOK_NETWORKS names"
             )
-        return addresses[0]
+        return addresses
 
 
 @database.reading

@@ -164,6 +164,24 @@ def test_a_report_waits_for_the_store_and_misses_no_curve(client, reproducer, pl
     assert all(trial.curves for each in results.experiments for trial in each.trials)
 
 
+def test_a_step_forward_forgets_the_tries_before_it(client, reproducer, play, monkeypatch):
+    posted = post(client).json()
+    play(posted["experiments"][0]["id"])
+    jobs = reproducer.runner.jobs
+    (job,) = jobs.list("reproduction")
+    for _ in range(reproducer.reports.most_tries - 1):
+        jobs.put_off(job, "the store does not answer", 0.0)
+
+    def read(*_: Any, **__: Any) -> None:
+        raise StoreAwayError("the store does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "points", read)
+        reproducer.tick()
+    (job,) = jobs.list("reproduction")
+    assert (job.state, job.tries) == ("reporting", 1)
+
+
 def test_a_report_by_earlier_rules_is_remade_untrained(client, reproducer, play, monkeypatch):
     from eigensweep.service.record.requests import reproductions
 

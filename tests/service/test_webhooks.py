@@ -227,6 +227,26 @@ class TestDelivery:
         assert (delivery.due_at, delivery.tries, delivery.error) == (None, 5, None)
         assert delivery.finished_at is not None
 
+    def test_an_address_that_leads_nowhere_is_followed_by_the_next(self, end, notifier, receiver):
+        end()
+        notifier.resolve = lambda host, port: ["::1", "127.0.0.2", "127.0.0.1"]
+        notifier.networks = [
+            ipaddress.ip_network("::1/128"),
+            ipaddress.ip_network("127.0.0.0/8"),
+        ]
+
+        assert notifier.send_due() == 1
+        assert len(receiver.got) == 1
+
+    def test_the_last_address_says_why_it_did_not_arrive(self, end, notifier, record):
+        end()
+        notifier.resolve = lambda host, port: ["127.0.0.2", "127.0.0.3"]
+        notifier.networks = [ipaddress.ip_network("127.0.0.0/8")]
+
+        assert notifier.send_due() == 0
+        (delivery,) = deliveries(record)
+        assert "connect" in delivery.error.lower()
+
     def test_another_service_on_the_record_sends_what_is_left(
         self, end, notifier, receiver, record, now
     ):

@@ -330,7 +330,9 @@ class Reproductions:
     ) -> ReproductionRecord:
         """Replace fields of a reproduction and write it; return what is stored.
 
-        One that was cancelled stays so, and one that was asked for anew keeps its experiments.
+        One that was cancelled stays so, and one that was asked for anew keeps its experiments. What
+        failed before this step counts no longer: a reproduction may take weeks, with many a night
+        without its store.
         """
 
         def is_another(now: JobRow) -> bool:
@@ -338,6 +340,7 @@ class Reproductions:
             return stored.state == "cancelled" or stored.posted != found.posted
 
         changed = replace(found, **changes).to_job()
+        changed.tries = 0
         return ReproductionRecord.of(self.jobs.put(changed, is_another, patience))
 
     def finish(self, found: ReproductionRecord, outcome: ReportOutcome) -> ReproductionRecord:
