@@ -309,7 +309,7 @@ def _find_ends(
         if snapshot is None or snapshot.state.get("outcome") is None:
             return
         training = Training(config, seed, data_root=data_root)
-        if training.lacks_weights(snapshot.state):
+        if not training.can_use(snapshot.state):
             return
         training.load_state_dict(snapshot.state)
         if not training.is_finished:  # that was the end of a smaller budget

@@ -159,11 +159,13 @@ class Store(StoredCommits):
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         return Snapshot(checkpoint.step, state, self.points(key))
 
-    def copy(self, donor_key: str, key: str) -> bool:
+    def copy(
+        self, donor_key: str, key: str, can_use: Callable[[StateDict], bool] = lambda state: True
+    ) -> bool:
         """Give `key` the newest snapshot and curve of `donor_key`; return whether that was done.
 
         Its state then says how many of its seconds are the donor's. Nothing is done where the donor
-        has no snapshot, or `key` has one already.
+        has no snapshot, or one that `can_use` refuses, or `key` has one already.
         """
         if self.has_checkpoint(key):
             return False
@@ -172,7 +174,7 @@ class Store(StoredCommits):
         except DamagedError as error:  # the donor's trial is over: nobody goes back there
             logger.warning("not going on from a smaller budget: %s", error)
             return False
-        if snapshot is None:
+        if snapshot is None or not can_use(snapshot.state):
             return False
         attempt = self.attempt(key)
         state = {**snapshot.state, "reused_seconds": snapshot.state.get("seconds")}

@@ -304,14 +304,14 @@ class Replicate:
             donor = replicate_key(order.donor.experiment, order.donor.number, training.seed)
             if training.config.training.spectra and not store.has_checkpoint(key):
                 spectrum_files.copy(store, donor, key, order.attempt)
-            if store.copy(donor, key):
+            if store.copy(donor, key, training.can_use):
                 logger.info("going on from another trial donor=%s key=%s", donor, key)
             else:
                 self._take_result(order, donor)
         self._shown = {f"param/{path}": value for path, value in order.shown.items()}
         snapshot, takeover = store.newest(key), order.takeover
-        is_whole = snapshot is None or not training.lacks_weights(snapshot.state)
-        snapshot = snapshot if is_whole else None
+        is_usable = snapshot is None or training.can_use(snapshot.state)
+        snapshot = snapshot if is_usable else None
         if snapshot is not None and takeover is None:
             training.load_state_dict(snapshot.state)
             self._remember(snapshot.points)
@@ -322,14 +322,17 @@ class Replicate:
         """Step of the last commit that was taken, -1 if there is none."""
         self._took_end = training.is_finished
         newest = store.progress(key).step
-        if self.damage is None and is_whole and self.taken_step < newest:
+        if self.damage is None and is_usable and self.taken_step < newest:
             behind = f"its checkpoint of step {self.taken_step}" if snapshot else "its start"
             self.damage = f"{key} goes on from {behind}: that of step {newest} is damaged or gone"
         self._committed_at = clock()
         self._cost = 0.0
 
     def _take_result(self, order: Order, donor: str) -> None:
-        """End with the donor's result and curve, where they are known and it has no checkpoint."""
+        """End with the donor's result, where it is known and nothing is committed here.
+
+        The donor may have gone on since: its curve is cut, and its best weights are left.
+        """
         known = {each.seed: each for each in split_seeds(order.known or Result())}
         result = known.get(self.training.seed)
         if result is None or self._store.has_checkpoint(self._key):
@@ -341,10 +344,12 @@ class Replicate:
             return
         self.training.take_result(result)
         state = self.training.state_dict()
-        with suppress(FileNotFoundError):  # the donor's best weights may be left
-            best = self._store.kept.read(donor, BEST)
-            self._store.kept.write(self._key, self._attempt, BEST, best)
-        self._store.commit(self._key, self._attempt, result.step, state, points)
+        own = [point for point in points if point.step <= self.training.steps]
+        if own == points:
+            with suppress(FileNotFoundError):  # they may be left though its checkpoint is not
+                best = self._store.kept.read(donor, BEST)
+                self._store.kept.write(self._key, self._attempt, BEST, best)
+        self._store.commit(self._key, self._attempt, result.step, state, own)
         logger.info("taking the result of another trial donor=%s key=%s", donor, self._key)
 
     def train(self, rung: int, at_once: int = 1) -> None:

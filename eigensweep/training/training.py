@@ -237,9 +237,15 @@ class Training:
         self._known, self.step = replace(known, reused_seconds=known.seconds), known.step
         self.outcome = "diverged" if known.outcome == "diverged" else "completed"
 
-    def lacks_weights(self, state: StateDict) -> bool:
-        """Tell whether a state is a result alone, of another budget: nothing goes on from that."""
-        return "known" in state and state["budget"] != self.steps
+    def can_use(self, state: StateDict) -> bool:
+        """Tell whether this training can go on from a state of its settings.
+
+        It cannot from a result alone of another budget, nor from what has come further than its own
+        budget: such as a longer one that was cancelled, or was another trial's.
+        """
+        if "known" in state and state["budget"] != self.steps:
+            return False
+        return bool(state["step"] + (state["outcome"] is None) <= self.steps)
 
     def state_dict(self) -> StateDict:
         """Return a copy of all that going on needs: tensors, on the CPU, and plain values.
@@ -292,9 +298,9 @@ class Training:
                 f"the checkpoint is of configuration {state['hash']} with seed {state['seed']}; "
                 f"this training is of {expected[0]} with seed {expected[1]}"
             )
-        if state["step"] + (state["outcome"] is None) > self.steps:
+        if not self.can_use(state):
             raise ValueError(
-                f"the checkpoint is at step {state['step']} of a budget longer than {self.steps}"
+                f"the checkpoint is at step {state['step']} of another budget than {self.steps}"
             )
         if "known" in state:
             (known,) = split_seeds(Result.from_dict(state["known"]))

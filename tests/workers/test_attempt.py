@@ -238,6 +238,32 @@ class TestKnownSeeds:
         again = Attempt(replace(first, attempt=2, donor=None, known=None), "cpu")
         assert [each.training.is_finished for each in again.replicates] == [True, False]
 
+    def test_a_donor_that_went_on_since_gives_what_is_known_alone(self, tmp_path):
+        first = to_the_end(Attempt(order(tmp_path), "cpu"))[-1].result
+        longer = {"training": {"steps": 33, "evaluate_every": 5}}
+        Attempt(order(tmp_path, attempt=2, **longer), "cpu").advance()  # and it was cancelled there
+        to_the_end(Attempt(order(tmp_path, attempt=3, **longer), "cpu"))
+        known = summarise(split_seeds(first))
+        two = replace(order(tmp_path, replicates=2), experiment="e2", donor=Source("e1", 3))
+        reports = to_the_end(Attempt(replace(two, known=known), "cpu"))
+        whole = to_the_end(Attempt(order(tmp_path / "all", replicates=2), "cpu"))
+        assert drop_time(reports[-1]) == drop_time(whole[-1])
+        places = [(tmp_path, "e2/00003/0"), (tmp_path / "all", "e1/00003/0")]
+        own, alone = ([(p.step, p.metrics) for p in Store(f).points(k)] for f, k in places)
+        assert own == alone
+
+    @pytest.mark.parametrize("donor", [None, Source("e1", 3)])
+    def test_what_has_come_further_than_the_budget_is_left(self, tmp_path, donor):
+        longer = {"training": {"steps": 33, "evaluate_every": 5}}
+        to_the_end(Attempt(order(tmp_path, **longer), "cpu"))
+        own = order(tmp_path, attempt=2)
+        if donor is not None:
+            own = replace(own, experiment="e2", donor=donor)
+        attempt = Attempt(own, "cpu")
+        assert (attempt.reached_step, attempt.replicates[0].damage) == (0, None)
+        whole = to_the_end(Attempt(order(tmp_path / "all"), "cpu"))
+        assert drop_time(to_the_end(attempt)[-1]) == drop_time(whole[-1])
+
     def test_with_a_longer_budget_they_are_trained_from_the_start(self, tmp_path):
         Attempt(self.train_one(tmp_path), "cpu")
         longer = {"training": {"steps": 33, "evaluate_every": 5}, "replicates": 2}

@@ -207,7 +207,7 @@ class TestGoingOn:
             Training(trial(optimizer={"lr": 0.1}), 0).load_state_dict(state)
         with pytest.raises(ValueError, match=r"with seed 0; this training is of .* with seed 1"):
             Training(trial(), 1).load_state_dict(state)
-        with pytest.raises(ValueError, match="at step 8 of a budget longer than 8"):
+        with pytest.raises(ValueError, match="at step 8 of another budget than 8"):
             Training(trial(training={"steps": 8}), 0).load_state_dict(state)
 
     def test_points_keep_their_times_in_a_checkpoint_and_come_once(self):
