@@ -24,6 +24,7 @@ from eigensweep.results import figures
 from eigensweep.results.ranking import RANKED, cost
 from eigensweep.search_spaces.trial import Strict
 from eigensweep.store.checkpoints import Store
+from eigensweep.store.commits.curves import cut
 from eigensweep.tasks.base import Metric, TaskConfig
 
 if TYPE_CHECKING:
@@ -388,7 +389,11 @@ def _curve(
     """Return a trial's curve: means over its replicates at the steps that all of them have."""
     name = f"{split}/{metric.name}"
     curves = [
-        {point.step: point.metrics[name] for point in store.points(key) if name in point.metrics}
+        {
+            point.step: point.metrics[name]
+            for point in cut(store.points(key), trial.trial_config.training.steps)
+            if name in point.metrics
+        }
         for key in _keys(trial)
     ]
     steps = sorted(set.intersection(*(set(curve) for curve in curves)))

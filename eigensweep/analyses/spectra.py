@@ -98,6 +98,7 @@ class Spectra(AnalysisMethod[SpectraOptions, TrialSubject, SpectraContent]):
         seed = seed_of(TrialOptions(replicate=options.replicate), subject)
         last = load_snapshot(subject, seed, folders).step
         kept = spectrum_files.read(Store(folders.storage), subject.store_key(seed))
+        last = min(last, subject.trial_config.resolve().training.steps or last)
         points = [(step, content) for step, content in kept if step <= last]
         over_training, note = bool(points), None
         if not over_training:

@@ -15,6 +15,7 @@ from eigensweep.store.checkpoints import Snapshot, Store
 from eigensweep.tasks.base import Task
 from eigensweep.training.selection import selected_weights
 from eigensweep.training.training import Training
+from eigensweep.training.weights import check_budget
 
 
 class NotFiniteError(ValueError):
@@ -83,6 +84,7 @@ def load_network(options: TrialOptions, subject: TrialSubject, folders: Folders)
     step = 0
     if options.weights != "initial":
         weights, step = _load_weights(options.weights, subject, seed, folders)
+        check_budget(step, training.config, options.weights)
         _check_finite(weights, options.weights, subject)
         training.model.load_state_dict(weights)
     return TrainedNetwork(_to_double(training.model).eval(), training.task, step, seed)

@@ -28,7 +28,8 @@ class Trial(Answer):
         Raises:
             RefusedError: if the store has them not or no longer; the message says so.
             NoWeightsError: if none of its evaluations was finite, so that none is the best, or if
-                its result was taken up from another training, without weights.
+                its result was taken up from another training, without weights, or if that one
+                went on since.
         """
         from eigensweep.search_spaces.trial import TrialConfig
         from eigensweep.training.weights import read_weights

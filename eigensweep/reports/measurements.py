@@ -18,7 +18,7 @@ from eigensweep.results.statistics import Domain, find_domain
 from eigensweep.results.trial_result import ReplicateResult, Result
 from eigensweep.search_spaces.shipped.reproductions import Measure
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.store.commits.curves import CurvePoint
+from eigensweep.store.commits.curves import CurvePoint, cut
 from eigensweep.tasks.base import TaskConfig
 
 TRAINED = ("completed", "reused", "pruned", "diverged")
@@ -121,6 +121,7 @@ class ArmsMeasured:
             if chosen is not None:
                 for seed in chosen.config.seeds:
                     points = self.store.points(f"{chosen.trial.place}/{seed}")
+                    points = cut(points, chosen.config.training.steps)
                     curve = [(p.step, p.metrics[name]) for p in points if name in p.metrics]
                     if curve:
                         found[seed] = curve

@@ -60,7 +60,7 @@ from eigensweep.search_spaces.shipped.reproductions import (
 )
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import Strict
-from eigensweep.store.commits.curves import thin
+from eigensweep.store.commits.curves import cut, thin
 
 MOST_POINTS = 400
 """Most points of a line in a report; of a longer curve, evenly spread ones are kept."""
@@ -585,7 +585,8 @@ def _drift(chosen: ArmTrial, store: CurveReader) -> dict[str, float]:
     """Return the extreme of each constraint over all evaluations and seeds."""
     worst: dict[str, float] = {}
     for seed in chosen.config.seeds:
-        for point in store.points(f"{chosen.trial.place}/{seed}"):
+        points = store.points(f"{chosen.trial.place}/{seed}")
+        for point in cut(points, chosen.config.training.steps):
             for name, value in point.metrics.items():
                 if name.startswith("constraint/"):
                     short = name.removeprefix("constraint/")

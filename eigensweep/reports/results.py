@@ -38,7 +38,7 @@ from eigensweep.search_spaces.shipped.reproductions import Suite, load_suite, pu
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.store.checkpoints import Store, trial_key
-from eigensweep.store.commits.curves import CurvePoint
+from eigensweep.store.commits.curves import CurvePoint, cut
 from eigensweep.store.places.durable_files import DamagedError, StorageError, storage_error
 
 logger = logging.getLogger(__name__)
@@ -246,10 +246,11 @@ def _keep_trial(
 ) -> KeptTrial:
     about = {name: getattr(trial, name) for name in MeasuredTrial.model_fields}
     config = None if trial.config is None else TrialConfig.from_dict(dict(trial.config))
+    seeds, steps = ((), None) if config is None else (config.seeds, config.training.steps)
     curves: dict[int, list[Block]] = {}
-    for seed in () if config is None else config.seeds:
+    for seed in seeds:
         try:
-            points = store.points(f"{trial.place}/{seed}")
+            points = cut(store.points(f"{trial.place}/{seed}"), steps)
         except DamagedError:
             continue
         if blocks := _thin(points, wanted):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import logging
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final

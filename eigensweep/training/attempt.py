@@ -31,7 +31,7 @@ from eigensweep.results.trial_result import End, Metrics, ReplicateResult, Resul
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.store import spectrum_files
 from eigensweep.store.checkpoints import Store, replicate_key
-from eigensweep.store.commits.curves import CurvePoint
+from eigensweep.store.commits.curves import CurvePoint, cut
 from eigensweep.store.commits.kept_files import BEST, StateDict
 from eigensweep.store.marks import cancel_mark, leave_mark, pause_mark
 from eigensweep.store.places.durable_files import DamagedError
@@ -344,7 +344,7 @@ class Replicate:
             return
         self.training.take_result(result)
         state = self.training.state_dict()
-        own = [point for point in points if point.step <= self.training.steps]
+        own = cut(points, self.training.steps)
         if own == points:
             with suppress(FileNotFoundError):  # they may be left though its checkpoint is not
                 best = self._store.kept.read(donor, BEST)

@@ -70,6 +70,20 @@ class KeptWeights:
         return Path(path)
 
 
+def check_budget(step: int, config: TrialConfig, which: Which | str) -> None:
+    """Refuse weights of a step beyond a training's own budget.
+
+    Raises:
+        NoWeightsError: if the training that they are of has gone on since.
+    """
+    budget = config.training.steps
+    if budget and step > budget:
+        raise NoWeightsError(
+            f"the training that this result comes from went on since, with a longer budget: its "
+            f"{which} weights are those of step {step:,}, and this result is of {budget:,} steps"
+        )
+
+
 def load(path: Path | str) -> Model:
     """Return the network of a file of weights, on the CPU, ready to be evaluated.
 
@@ -98,11 +112,12 @@ def read_weights(content: bytes, config: TrialConfig, which: Which) -> KeptWeigh
     """Return the best or the last weights in a file of a training with this resolved config.
 
     Raises:
-        NoWeightsError: if no evaluation was finite, so that none is the best, or if its result was
-            taken up without weights.
+        NoWeightsError: if no evaluation was finite, so that none is the best, if its result was
+            taken up without weights, or if its source has gone on since.
     """
     state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     if "weights" in state:
+        check_budget(state["step"], config, which)
         return KeptWeights(config, state["seed"], state["step"], state["weights"])
     if "model" not in state:
         raise NoWeightsError("its result was taken up from another training, without weights")
@@ -112,4 +127,5 @@ def read_weights(content: bytes, config: TrialConfig, which: Which) -> KeptWeigh
         if weights is None:
             raise NoWeightsError("none of its evaluations was finite; ask for the last weights")
         step = (state["selection"]["final"] or state["selection"]["scheduled"])["step"]
+    check_budget(step, config, which)
     return KeptWeights(config, state["seed"], step, weights)

@@ -100,8 +100,10 @@ class PruningHandler(Handler):
         with self.files:  # so that it is not deleted meanwhile
             # Listed before the look at the state: if it is over, these are drivers of the past.
             users, freed = corpora.list_users(self.store, id), 0
-            if (state := self.record.row(id).state) not in ENDED:
-                raise NotDoneError(f"the experiment is {state}")
+            if (row := self.record.row(id)).state not in ENDED:
+                raise NotDoneError(f"the experiment is {row.state}")
+            if not row.tracked:  # it was taken up after it was asked for
+                raise NotDoneError("it is still being delivered to MLflow")
             corpora.release(self.store, users)
             for trial in self.record.list_ended_trials(id):
                 if self.stopping.is_set():

@@ -78,14 +78,14 @@ def play_driver(
         content = config.model_dump(mode="json")
         ledger.open(number, point.arm, point.params, content, config.content_hash())
         attempt = ledger.begin(number)
-        results = []
+        results, end = [], config.training.steps or 0
         for seed in config.seeds:
             value = 0.01 * (number + 1) + 1e-4 * seed
             key = replicate_key(id, number, seed)
             store.begin(key, 1)
-            curve = [CurvePoint(s, {"valid/cross_entropy": value}, 0) for s in (0, 1500)]
-            store.commit(key, 1, 1500, {}, curve)
-            results.append(ReplicateResult(seed=seed, value=value, step=1500, seconds=1.0))
+            curve = [CurvePoint(s, {"valid/cross_entropy": value}, 0) for s in (0, end)]
+            store.commit(key, 1, end, {}, curve)
+            results.append(ReplicateResult(seed=seed, value=value, step=end, seconds=1.0))
         if number == trials:
             return
         ledger.finish(number, attempt, "completed", summarise(results))

@@ -131,6 +131,15 @@ class TestPost:
         assert other.status_code == 422
         assert len(client.get("/v1/experiments").json()["items"]) == 1
 
+    def test_a_key_of_what_is_being_deleted_is_refused_in_words(self, client, record, spec):
+        key = {"Idempotency-Key": "k"}
+        id = client.post("/v1/experiments", json=spec(), headers=key).json()["id"]
+        record.cancel(id)
+        record.delete(id)
+        again = client.post("/v1/experiments", json=spec(), headers=key)
+        assert again.status_code == 409
+        assert f"experiment {id} was posted with this Idempotency-Key" in again.json()["detail"]
+
     def test_a_post_is_one_transaction_of_eight_statements(self, client, record, spec):
         statements: list[str] = []
 

@@ -253,7 +253,7 @@ class TestResults:
             assert found.result.value == pytest.approx(trial.result["value"])
             assert {each.origin for each in found.result.by_replicate} == {results.origin}
             key = replicate_key(found.source.experiment, found.source.number, config["seed"])
-            assert [point.step for point in store.points(key)] == [0, 1500]
+            assert [point.step for point in store.points(key)] == [0, budget]
             assert not store.has_checkpoint(key)
             more = ledger.find_part(trial.config_hash, config["seed"], budget)
             assert more.result.replicates == seeds
@@ -264,6 +264,7 @@ class TestResults:
         shown = elsewhere.get(f"/v1/experiments/{source}").json()
         assert shown["state"] == "completed"
         assert results.origin in shown["spec"]["description"]
+        assert shown["kept"] == "none", "so that a longer budget is refused"
 
     def test_analyses_of_weights_are_those_of_the_other_machine(
         self, client, reproducer, elsewhere, kept

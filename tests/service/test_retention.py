@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -235,6 +236,24 @@ class TestDeaths:
         assert work.advance().outcome == "completed"
         make().tick()  # it is queued now, so nothing of it is touched
         assert len(files(storage, id, 1)) == 3
+
+
+def test_what_mlflow_has_not_got_yet_is_pruned_later(record, id, storage, make):
+    record.prune(id, "none")
+    record.retry(id)
+    ledger = RecordLedger(record.url, id, record.claim(id).generation, patience=0)
+    attempt = ledger.begin(1)
+    work = Attempt(make_attempt(id, 1, attempt, record.trial(id, 1).trial.config, storage), "cpu")
+    ledger.finish(1, attempt, "completed", work.advance().result)
+    ledger.end("completed")
+    kept, pruner = files(storage, id, 1), make()
+    pruner.tick()
+    assert (find_rule(record, id), files(storage, id, 1)) == ("none", kept)
+    assert kept
+    ledger.set_tracked()
+    pruner.runner.clock = lambda: time.time() + 3600
+    pruner.tick()
+    assert (find_rule(record, id), files(storage, id, 1)) == (None, [])
 
 
 class TestGoingOn:

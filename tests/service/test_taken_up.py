@@ -177,6 +177,17 @@ class TestRetry:
         assert "Retry failed trials" not in page()
 
 
+def test_results_of_what_is_being_deleted_are_not_taken_over(record, spec):
+    made, other = Played(record, spec()), Played(record, spec())
+    made.train(0)
+    assert other.ledger.find_finished("h0", 0, 1, 100) is not None
+    made.ledger.end("completed")
+    made.ledger.set_tracked()
+    record.delete(made.id)
+    assert other.ledger.find_finished("h0", 0, 1, 100) is None
+    assert other.ledger.find_part("h0", 0, 100) is None
+
+
 class TestExtend:
     """An experiment of two points of a grid, both trained, with configurations of their own."""
 
@@ -305,6 +316,59 @@ class TestExtend:
         grid.drive().end("completed")
         assert self.post(client, grid.id, spec()).status_code == 202
         assert not record.row(grid.id).closed
+
+    @pytest.mark.parametrize("end", ["cancelled", "failed"])
+    def test_a_longer_budget_that_was_cut_off_is_taken_up_again(
+        self, client, record, spec, grid, end
+    ):
+        grid.ledger.end("completed")
+        longer = spec(training={"steps": 300, "evaluate_every": 10})
+        assert self.post(client, grid.id, longer).status_code == 202
+        ledger = grid.drive()
+        ledger.finish(0, ledger.begin(0), "completed", Result(value=0.3, step=300))
+        ledger.begin(1)
+        if end == "cancelled":
+            record.cancel(grid.id)
+        ledger.end(end)
+        kept = grid.ledger.load()[1]
+        assert (kept.state, kept.config["training"]["steps"]) == ("completed", 100)
+        if end == "cancelled":
+            assert self.post(client, grid.id, longer).status_code == 202
+        else:
+            record.retry(grid.id)
+        again = grid.ledger.load()
+        assert [(t.state, t.config["training"]["steps"]) for t in again] == [
+            ("completed", 300),
+            ("waiting", 300),
+        ]
+
+    def test_a_task_that_varies_from_now_on_has_no_one_baseline(self, client, record, spec):
+        def over(*delays: int) -> dict[str, Any]:
+            return spec(search={"method": "grid", "space": {"task.delay": list(delays)}})
+
+        made = Played(record, over(5))
+        made.ledger.end("completed")
+        assert record.row(made.id).baseline is not None
+        assert self.post(client, made.id, over(5, 9)).status_code == 202
+        assert record.row(made.id).baseline is None
+
+    def test_what_it_started_from_may_be_gone_by_now(self, client, record, spec, grid):
+        grid.ledger.end("completed")
+        space = {"optimizer.lr": {"low": 1e-4, "high": 1e-1, "log": True}}
+        search = {"method": "tpe", "trials": 2, "space": space, "warm_start": [grid.id]}
+        posted = client.post("/v1/experiments", json=spec(search=search))
+        assert posted.status_code == 201, posted.text
+        id = posted.json()["id"]
+        claim = record.claim(id)
+        RecordLedger(record.url, id, claim.generation).end("completed")
+        longer = spec(search=search, training={"steps": 300, "evaluate_every": 10})
+        assert self.post(client, id, longer).status_code == 202
+        claim = record.claim(id)
+        RecordLedger(record.url, id, claim.generation).end("completed")
+        record.delete(grid.id)
+        record.remove(grid.id)
+        more = {**longer, "search": {**search, "trials": 5}}
+        assert self.post(client, id, more).status_code == 202
 
     def test_nothing_more_is_refused_in_words(self, client, spec, grid):
         grid.ledger.end("completed")

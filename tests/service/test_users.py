@@ -308,6 +308,12 @@ class TestQuotas:
             post(of("anna"), spec())
         assert accounts.list_users()[0].quotas == Quotas()
 
+    def test_who_comes_back_has_the_quotas_of_before(self, accounts):
+        accounts.create_user("dora", Quotas(max_experiments=2, max_trials=7))
+        accounts.remove_user("dora")
+        back = accounts.create_user("dora", Quotas(max_trials=9))
+        assert back.quotas == Quotas(max_experiments=2, max_trials=9)
+
     @pytest.mark.parametrize(
         ("quotas", "words"),
         [

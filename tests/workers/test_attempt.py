@@ -252,6 +252,27 @@ class TestKnownSeeds:
         own, alone = ([(p.step, p.metrics) for p in Store(f).points(k)] for f, k in places)
         assert own == alone
 
+    @pytest.mark.parametrize("which", ["best", "last"])
+    def test_weights_of_a_donor_that_went_on_are_refused_in_words(self, tmp_path, which):
+        first = Attempt(order(tmp_path), "cpu")
+        to_the_end(first)
+        config = first.replicates[0].training.config
+        mine = self.make_subject(first).model_copy(update={"place": "e1/00003"})
+        options, folders = TrialOptions(weights=which), Folders(str(tmp_path))
+        step = load_network(options, mine, folders).step
+        longer = {"training": {"steps": 60, "evaluate_every": 5}}
+        reports = to_the_end(Attempt(order(tmp_path, attempt=2, **longer), "cpu"))
+        if which == "best" and reports[-1].result.best_step <= 20:
+            assert load_network(options, mine, folders).step == step
+            return
+        with pytest.raises(NoWeightsError, match="went on since, with a longer budget"):
+            load_network(options, mine, folders)
+        with Store(tmp_path).open_newest("e1/00003/0") as file:
+            file.seek(0)
+            content = file.read()
+        with pytest.raises(NoWeightsError, match="went on since, with a longer budget"):
+            read_weights(content, config, which)
+
     @pytest.mark.parametrize("donor", [None, Source("e1", 3)])
     def test_what_has_come_further_than_the_budget_is_left(self, tmp_path, donor):
         longer = {"training": {"steps": 33, "evaluate_every": 5}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final, TypeVar
 
@@ -24,6 +24,15 @@ class CurvePoint:
     step: int
     metrics: dict[str, float]
     timestamp_ms: int
+
+
+def cut(points: Iterable[CurvePoint], steps: int | None) -> list[CurvePoint]:
+    """Return the points of a training of so many steps; None or 0: that is not known, so all.
+
+    Others may lie behind them: of a longer budget that was cancelled, or of the trial whose result
+    was reused, if it went on since.
+    """
+    return [point for point in points if not steps or point.step <= steps]
 
 
 def write_line(point: CurvePoint) -> bytes:

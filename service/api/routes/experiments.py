@@ -121,6 +121,11 @@ def post_experiment(
         callers.enter_deed(request, service.audit, rows, f"/v1/experiments/{id}")
 
     experiment, is_new = service.record.add(spec, key, caller.user, notify=notify, beside=enter)
+    if experiment.state == "deleting":
+        raise ConflictError(
+            f"experiment {experiment.id} was posted with this Idempotency-Key and is being "
+            "deleted; post it with another key, or once it is gone"
+        )
     service.dispatcher.wake()
     found = (
         service.record.posted(experiment) if is_new else service.record.experiment(experiment.id)
@@ -267,7 +272,11 @@ class DeleteRequest(schemas.Asked):
 
 
 def _extend(service: Service, id: str, spec: ExperimentSpec) -> None:
-    raise_errors(_look(spec, service.settings, service).errors)
+    # What it started from was checked when it was posted. That may be gone by now, or of less use
+    # to a longer budget; and an extension has to name it again.
+    search = spec.search.model_copy(update={"warm_start": []})
+    alone = spec.model_copy(update={"search": search})
+    raise_errors(_look(alone, service.settings, service).errors)
     service.record.extend(id, spec)
 
 

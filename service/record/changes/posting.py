@@ -90,6 +90,7 @@ def extend_row(experiment: ExperimentRow, spec: ExperimentSpec) -> None:
     if spec.priority != experiment.spec.get("priority"):
         experiment.priority = spec.priority
     experiment.spec = replace_non_finite(spec.model_dump(mode="json"))
+    experiment.baseline = spec.baseline
     experiment.trial_steps, experiment.total = _trial_steps(spec), spec.trial_count()
 
 

@@ -11,7 +11,7 @@ import time
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, Select
+from sqlalchemy import Connection, Select, bindparam, select
 
 from eigensweep.protocol.messages import ConfigJson
 from eigensweep.protocol.states import UNTRAINED, Action
@@ -45,7 +45,7 @@ class Reopening(Control):
         """Retry the failed trials of a finished experiment, from their last commits.
 
         A cancelled experiment does only that, and ends as cancelled again. A failed one also goes
-        on with its search.
+        on with its search, and with a longer budget that it was extended by.
 
         Raises:
             ExperimentNotFoundError, WrongStateError: as in `Control`.
@@ -60,8 +60,9 @@ class Reopening(Control):
                 f"the trials of experiment {id} trained as one population (scheduler: pbt), so "
                 f"none is tried again by itself; post it again: eigensweep fork {id}"
             )
-        configs = self._configure_all(id, spec, _FAILED)
-        database.write(self.url, partial(_retry, before, spec, configs))
+        again = _FAILED if before.state != "failed" else _FAILED_OR_SHORT
+        configs = self._configure_all(id, spec, again)
+        database.write(self.url, partial(_retry, before, spec, configs, again))
 
     def extend(self, id: str, spec: ExperimentSpec) -> None:
         """Queue a finished experiment again, with more to do: trials, points, or budget.
@@ -87,7 +88,7 @@ class Reopening(Control):
                 f"experiment {id} is completed, and the spec asks for nothing more; change "
                 "search.trials, limits.trials, the space or training.steps"
             )
-        further = _LENGTHENED if is_longer(old, spec) else _CANCELLED
+        further = _LENGTHENED if is_longer(old, spec) else _CANCELLED_OR_SHORT
         configs = self._configure_all(id, spec, further)
         why = more or "the rest of the search"
         database.write(self.url, partial(_extend, before, spec, configs, further, why))
@@ -121,10 +122,14 @@ def _lock(
 
 
 def _retry(
-    before: ExperimentRow, spec: ExperimentSpec, configs: dict[int, str], rows: RowSession
+    before: ExperimentRow,
+    spec: ExperimentSpec,
+    configs: dict[int, str],
+    again: Select[Any],
+    rows: RowSession,
 ) -> None:
     experiment = _lock(rows, before, "retry", spec)
-    count = _reopen_failed(rows, experiment, configs)
+    count = _reopen_failed(rows, experiment, configs, again)
     if not count and experiment.state != "failed":
         raise ConflictError(
             f"experiment {before.id} has no failed trial, so there is nothing to retry; 'extend' "
@@ -182,7 +187,9 @@ def _configure(spec: ExperimentSpec, trial: TrialRow) -> ConfigJson:
     return content
 
 
-def _reopen_failed(rows: RowSession, experiment: ExperimentRow, configs: dict[int, str]) -> int:
+def _reopen_failed(
+    rows: RowSession, experiment: ExperimentRow, configs: dict[int, str], again: Select[Any]
+) -> int:
     """Open the failed and stalled trials of an experiment again; return how many there are.
 
     `configs` has the configurations, as JSON, with which they train. If a trial failed after it was
@@ -190,19 +197,24 @@ def _reopen_failed(rows: RowSession, experiment: ExperimentRow, configs: dict[in
     longer budget only, as a race's driver opens its own.
     """
     count = 0
-    for part, trial in walk(rows, _FAILED, experiment.id):
+    for part, trial in walk(rows, again, experiment.id):
         content = json.loads(configs[trial.number])
+        count += trial.state in UNTRAINED or trial.error is not None
         if trial.state in UNTRAINED:
             reopen_trial(part, experiment, trial, content, RETRIED)
         elif budget_of(content) > trial.steps:
             reopen_trial(part, experiment, trial, content, LENGTHENED)
         trial.error = None
-        count += 1
     return count
 
 
-_FAILED = choose(is_in(UNTRAINED) | (is_in(RANKED) & TrialRow.error.is_not(None)))
-_CANCELLED = choose(is_in(["cancelled"]))
+_BUDGET = select(ExperimentRow.trial_steps).where(ExperimentRow.id == bindparam("id"))
+_is_short = is_in(RANKED) & (TrialRow.steps < _BUDGET.scalar_subquery())
+"""Whether a trial was cut off on its way to a longer budget, and has its earlier result again."""
+_has_failed = is_in(UNTRAINED) | (is_in(RANKED) & TrialRow.error.is_not(None))
+_FAILED = choose(_has_failed)
+_FAILED_OR_SHORT = choose(_has_failed | _is_short)
+_CANCELLED_OR_SHORT = choose(is_in(["cancelled"]) | _is_short)
 _LENGTHENED = choose(is_in(["cancelled", *RANKED]))
 
 

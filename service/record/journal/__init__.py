@@ -201,6 +201,7 @@ def _bring_back(
     move_trial(trial, before["state"])
     trial.error, trial.ended_at = to_storable(kept), before["ended_at"]
     _configure(trial, before["config"])
+    trial.step = min(trial.step, trial.steps or trial.step)
     why = f"{outcome}: {_last_line(error)}" if error else outcome
     emit_trial(rows, experiment, trial, "kept", value=trial.value, reason=to_storable(why))
 

@@ -111,12 +111,14 @@ class TrialReads(LedgerPart):
         first: Any,
         states: ColumnElement[bool] = TrialRow.state == "completed",
     ) -> Finished | None:
+        vanishing = select(ExperimentRow.id).where(ExperimentRow.state == "deleting")
         same = select(TrialRow).where(
             TrialRow.config_hash == config_hash,
             TrialRow.lineage.is_(None),
             states,
             TrialRow.seed == seed,
             TrialRow.replicates >= (replicates or 1),
+            TrialRow.experiment_id.not_in(vanishing),  # its curves and weights go, too
             *conditions,
         )
         rows = session.scalars(same.order_by(first, TrialRow.replicates))

@@ -72,6 +72,7 @@ def _make_row(results: Results, experiment: KeptExperiment, total: int) -> Exper
     row = make_row(spec, key)
     row.state, row.tracked, row.total = "completed", True, total
     row.started_at = row.finished_at = row.left_at = time.time()
+    row.kept = "none"  # files of results bring curves, and no checkpoint
     return row
 
 

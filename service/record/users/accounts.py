@@ -119,7 +119,9 @@ class Accounts(database.AtDatabase):
 
     @database.transaction
     def create_user(self, rows: RowSession, name: str, quotas: Quotas | None = None) -> UserNow:
-        """Add a user, or restore a removed one; revoked tokens stay revoked.
+        """Add a user, or restore a removed one.
+
+        Revoked tokens stay revoked, and quotas that `quotas` does not name stay as they were.
 
         Raises:
             ConflictError: if there is a user of this name.
@@ -130,8 +132,7 @@ class Accounts(database.AtDatabase):
             raise ConflictError(f"there is a user '{name}' already")
         user = _make_user(rows, name) if user is None else user
         user.removed_at = None
-        _set_quotas(user, quotas or Quotas())
-        return _describe_user(user)
+        return _change_quotas(user, quotas or Quotas())
 
     @database.reading
     def list_users(self, session: Session) -> list[UserNow]:
@@ -149,10 +150,7 @@ class Accounts(database.AtDatabase):
         Raises:
             NotFoundError: if there is no such user.
         """
-        user = _find_user(rows, name)
-        before = _describe_user(user).quotas
-        _set_quotas(user, before.model_copy(update=changes.model_dump(exclude_unset=True)))
-        return _describe_user(user)
+        return _change_quotas(_find_user(rows, name), changes)
 
     @database.transaction
     def remove_user(self, rows: RowSession, name: str) -> UserNow:
@@ -281,9 +279,11 @@ def _find_user(rows: RowSession, name: str) -> User:
     return user
 
 
-def _set_quotas(user: User, quotas: Quotas) -> None:
-    for name, value in quotas:
-        setattr(user, name, value)
+def _change_quotas(user: User, changes: Quotas) -> UserNow:
+    """Set the quotas that `changes` names, and leave the others."""
+    for name in changes.model_fields_set:
+        setattr(user, name, getattr(changes, name))
+    return _describe_user(user)
 
 
 def _find_problem(token: Token) -> str | None:
