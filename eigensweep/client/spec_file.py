@@ -171,11 +171,18 @@ def make_spec_of_one(spec: Mapping[str, Any], trial: Mapping[str, Any]) -> dict[
     """Return the spec of an experiment that is one of its trials alone, with all settings fixed.
 
     Raises:
-        InputError: if the trial has no configuration.
+        InputError: if the trial has no configuration, or is of a population: then its settings
+            changed while it trained.
     """
     config = trial["config"]
     if config is None:
         raise InputError(f"trial {trial['number']} is {trial['state']}: it has no configuration")
+    if trial.get("lineage"):
+        raise InputError(
+            f"trial {trial['number']} took over other trials of its population (scheduler: pbt), "
+            "so no one configuration has its result: fork the whole experiment, or post the "
+            "settings that its page shows last"
+        )
     kept = ("project", "description", "source", "objective", "reuse", "resources", "priority")
     given = spec.get("limits") or {}
     limits = {name: given[name] for name in OF_A_TRIAL if given.get(name) is not None}

@@ -281,15 +281,16 @@ def _find_search(record: Queries, name: str, metric: str | None) -> tuning.Searc
     task = dict(experiment.spec["task"])
     measured, baseline = find_metric(experiment, task, metric)
     on_test = find_baseline_on_test(task, measured.name, baseline)
+    spec = ExperimentSpec.from_stored(experiment.spec)
     tries: list[tuning.Try] = []
     reason = "it is one trial, not a search"
     if not is_number(part):
         check_arm(experiment, part or None)
-        tries, reason = list_tries(record, id, part or None), ""
+        tries, reason = list_tries(record, id, part or None, spec.replicates), ""
     return tuning.make_searched(
         name,
         experiment.name,
-        ExperimentSpec.from_stored(experiment.spec),
+        spec,
         tries,
         measured,
         Metric.made_of(experiment, name=experiment.metric),

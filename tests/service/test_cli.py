@@ -27,7 +27,7 @@ from eigensweep.client import Client, RefusedError, ServiceAwayError, connection
 from eigensweep.client.answers.answers import LIST_HEADS, Answer, describe_pareto
 from eigensweep.client.answers.tables import DROPPED_FIRST, Table
 from eigensweep.client.answers.trial_table import TrialTable
-from eigensweep.client.spec_file import looks_like_a_file, make_spec_of_one
+from eigensweep.client.spec_file import InputError, looks_like_a_file, make_spec_of_one
 from eigensweep.command import quickstart, terminal
 from eigensweep.command.cli import app
 from eigensweep.search_spaces.labels import format_share
@@ -265,6 +265,12 @@ def test_a_fork_of_a_trial_keeps_the_limits_of_one() -> None:
     made = make_spec_of_one({"name": "s", "limits": limits}, {"number": 3, "config": config})
     assert made["limits"] == {"stall_seconds": 7200}
     assert "limits" not in make_spec_of_one({"name": "s"}, {"number": 3, "config": config})
+
+
+def test_a_fork_of_a_member_of_a_population_is_refused_in_words() -> None:
+    trial = {"number": 3, "config": {}, "lineage": [{"step": 20, "source": 1}]}
+    with pytest.raises(InputError, match="took over other trials of its population"):
+        make_spec_of_one({"name": "s"}, trial)
 
 
 @pytest.mark.parametrize("name", ["sweep.YAML", "./sweep", "/dev/stdin", "~/sweep"])

@@ -208,6 +208,23 @@ def measure(client):
     return measure
 
 
+def test_seeds_of_a_race_change_nothing_at_equal_effort(search, measure, record):
+    id = search([("lstm", "completed", 0.1 + 0.01 * number) for number in range(5)])
+    other = search([("lstm", "completed", 0.3), ("lstm", "completed", 0.4)])
+    before = measure(id, other)["sides"]
+    ledger = RecordLedger(record.url, id, record.row(id).generation)
+    entry = ledger.load()[0]
+    ledger.reopen(0, {**entry.config, "replicates": 3}, "seeds of a race")
+    seeds = [
+        ReplicateResult(seed=seed, outcome="completed", value=value, step=9, seconds=3600.0,
+                        test={"cross_entropy": 2 * value, "mse": 2 * value})
+        for seed, value in enumerate((0.1, 0.9, 0.9))
+    ]  # fmt: skip
+    ledger.finish(0, ledger.begin(0), "completed", summarise(seeds))
+    assert record.trial(id, 0).trial.value > 0.6
+    assert measure(id, other)["sides"] == before
+
+
 LONG = [("lstm", "completed", 0.1 + 0.01 * number) for number in range(20)]
 SHORT = [("gru", "completed", 0.1 + 0.01 * number) for number in (4, 9, 14, 19)]
 

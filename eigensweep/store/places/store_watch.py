@@ -71,8 +71,9 @@ class StoreWatch:
             return
         self._fault = fault
         words = (
-            f"the store {fault} since {time.strftime('%Y-%m-%d %H:%M')}: {error}. Trials wait, and "
-            "go on by themselves from their last commits when it can be used again"
+            f"the store {fault} since {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())}: {error}"
+            ". Trials wait, and go on by themselves from their last commits when it can be used "
+            "again"
         )
         self.notice = Notice("store", words)
         logger.warning("%s experiment=%s", words, self._experiment)

@@ -5,8 +5,9 @@ Runs in the service's process. Every answer is small, whatever the number of tri
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from sqlalchemy import BigInteger, Row, cast, func, or_, select
 from sqlalchemy.orm import Session, aliased
@@ -15,10 +16,11 @@ from eigensweep.protocol.messages import Params
 from eigensweep.protocol.states import OUTCOMES
 from eigensweep.results.importance import Scored
 from eigensweep.results.ranking import RANKED, UNRANKED
+from eigensweep.results.seeds import cut_seeds
 from eigensweep.results.trial_result import Result
 from eigensweep.results.tuning import Try
 from eigensweep.service.record.sql import database
-from eigensweep.service.record.sql.tables import ExperimentRow, ReportRow, ResultJson, TrialRow
+from eigensweep.service.record.sql.tables import ExperimentRow, ReportRow, TrialRow
 from eigensweep.service.record.views.queries import (
     READ_AT_ONCE,
     TRIAL_SORTS,
@@ -165,10 +167,14 @@ def list_racers(queries: Queries, session: Session, id: str) -> list[RacerRecord
 
 
 @database.reading
-def list_tries(queries: Queries, session: Session, id: str, arm: str | None) -> list[Try]:
+def list_tries(
+    queries: Queries, session: Session, id: str, arm: str | None, replicates: int
+) -> list[Try]:
     """Return what each trial of an experiment, or of an arm of it, came to and cost.
 
-    Open trials are among them. Results are large, so only some are in memory at a time.
+    Seeds that a race has added to the search's `replicates` are left out: means over other seeds
+    cannot be compared. Open trials are among them. Results are large, so only some are in memory
+    at a time.
     """
     columns = (TrialRow.number, TrialRow.state, TrialRow.value, TrialRow.result)
     chosen = select(
@@ -179,15 +185,16 @@ def list_tries(queries: Queries, session: Session, id: str, arm: str | None) -> 
         chosen = chosen.where(TrialRow.arm == arm)
     query = chosen.order_by(TrialRow.number).execution_options(yield_per=READ_AT_ONCE)
 
-    def read(result: ResultJson | None) -> tuple[dict[str, float], float]:
-        found = result or ResultJson()
+    tries = []
+    for number, state, value, result, cpu, gpu, is_of_many in session.execute(query):
+        found: Mapping[str, Any] = result or {}
+        if len(found.get("by_replicate") or ()) > replicates:
+            first = cut_seeds(Result.from_dict(found), replicates)
+            found, value, cpu, gpu = first.to_dict(), first.value, 0.0, 0.0
         test = {name: v for name, v in (found.get("test") or {}).items() if v is not None}
-        return test, found.get("seconds") or 0.0
-
-    return [
-        Try(number, state, value, *read(result), cpu, gpu, is_of_many)
-        for number, state, value, result, cpu, gpu, is_of_many in session.execute(query)
-    ]
+        seconds = found.get("seconds") or 0.0
+        tries.append(Try(number, state, value, test, seconds, cpu, gpu, is_of_many))
+    return tries
 
 
 @database.reading
