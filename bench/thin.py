@@ -41,7 +41,7 @@ def many(trials: int, forked: bool) -> dict[str, Any]:
 def find_pss(word: str) -> list[float]:
     """Return the megabytes of each process with this word in its title."""
     found = []
-    for process in psutil.process_iter():
+    for process in psutil.Process().children(recursive=True):
         try:
             if word in " ".join(process.cmdline()):
                 found.append(process.memory_full_info().pss / MEGABYTE)

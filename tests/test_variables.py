@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from eigensweep.client.connection import find_home, read_token_file
+from eigensweep.client.spec_file import InputError
 from eigensweep.common.variables import KNOWN, PREFIX, find_unknown, warn_of_unknown
 from eigensweep.service.settings import Settings, explain_settings
 
@@ -97,6 +99,14 @@ def test_a_refused_setting_is_named_without_its_value(monkeypatch: pytest.Monkey
         ("HOME", '"/srv/x"', 'EIGENSWEEP_HOME: the path "/srv/x" begins with a quote'),
         ("DATA_ROOT", "'/srv'", "EIGENSWEEP_DATA_ROOT: the path '/srv' begins with a quote"),
         ("STORAGE", '"s3://b/p"', "EIGENSWEEP_STORAGE: the path"),
+        ("HOME", "~nobody-here/x", "EIGENSWEEP_HOME: the home folder in ~nobody-here/x is not"),
+        ("STORAGE", "~nobody-here/x", "EIGENSWEEP_STORAGE: the home folder in ~nobody-here/x"),
+        (
+            "MLFLOW_URI",
+            "mlflow:5000",
+            "begins with http:// or https://, such as http://mlflow:5000",
+        ),
+        ("OTLP_ENDPOINT", "zz", "EIGENSWEEP_OTLP_ENDPOINT: an address begins with http://"),
         ("LEAST_FREE_MB", "inf", "EIGENSWEEP_LEAST_FREE_MB: Input should be a finite number"),
         ("WEBHOOK_HOSTS", "https://a.example", "'https://a.example' is an address; a host is"),
         ("PROXY_SCOPES", "lab=root", "EIGENSWEEP_PROXY_SCOPES: lab: Input should be"),
@@ -108,6 +118,14 @@ def test_a_value_that_would_mislead_is_refused(monkeypatch, tmp_path, name, valu
     with pytest.raises(ValidationError) as refused:
         Settings()
     assert words in "; ".join(explain_settings(refused.value))
+
+
+def test_a_home_of_nobody_is_told_by_commands_too(monkeypatch) -> None:
+    for name in ("EIGENSWEEP_HOME", "EIGENSWEEP_TOKEN_FILE"):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "~nobody-here/x")
+            with pytest.raises(InputError, match="the home folder in ~nobody-here/x is not known"):
+                read_token_file() if name.endswith("FILE") else find_home()
 
 
 def test_spaces_and_large_letters_of_paths_do_not_count(monkeypatch, tmp_path) -> None:

@@ -250,7 +250,7 @@ def read_token_file() -> str | None:
     name = os.environ.get(TOKEN_FILE)
     if not name:
         return None
-    path = Path(name).expanduser()
+    path = _expand(name)
     try:
         with path.open(encoding="ascii") as file:
             is_open_to_others = bool(os.fstat(file.fileno()).st_mode & 0o077)
@@ -302,7 +302,20 @@ def _find_url() -> tuple[str, str]:
 
 def find_home() -> Path:
     """Return the home folder of a service that is started here with these variables."""
-    return Path(os.environ.get("EIGENSWEEP_HOME") or user_data_path("eigensweep")).expanduser()
+    return _expand(os.environ.get("EIGENSWEEP_HOME") or user_data_path("eigensweep"))
+
+
+def _expand(path: str | Path) -> Path:
+    """Return a path with a person's home folder in the place of ~.
+
+    Raises:
+        InputError: if that is not known.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:  # such as ~name of a user who does not exist
+        words = f"the home folder in {path} is not known; write the path in full"
+        raise InputError(words) from error
 
 
 def read_own_url(home: Path) -> str | None:

@@ -719,6 +719,9 @@ def reproduce(
     if page is not None and results is None:
         results = page.parent / page.stem / "results"
     if (page_only or results_only) and page is not None and results is not None:
+        if not results_only and not any(results.glob("*.json")):
+            words = f"{results} has no results, so the page would be empty: name their folder"
+            call.fail(f"{words} with --results", "The input cannot be read")
         make_folder(results)
         made = work.keep_results_of_home(call, results, note, names or ()) if results_only else []
         if page_only:
@@ -785,7 +788,9 @@ def schema() -> None:
     """Print the JSON Schema of a spec, for editors that check a file while it is written."""
     from eigensweep.search_spaces.editor_schema import make_editor_schema
 
-    Call(as_json=True).tell(make_editor_schema())
+    call = Call(as_json=True)
+    with call.failures():
+        call.tell(make_editor_schema())
 
 
 @command(app, rich_help_panel=OPERATION)

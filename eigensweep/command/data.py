@@ -92,9 +92,9 @@ def fetch(names: Wanted) -> None:
             _fail(str(error), FAILURE)
         if copied:
             files = say_count(len(copied), "file")
-            typer.echo(f"{corpus.name}: {files}, checked, in {root / corpus.folder}")
+            typer.echo(f"{corpus.name}: {files}, checked, in {corpus.find(root)}")
         else:
-            typer.echo(f"{corpus.name} is complete in {root / corpus.folder} already")
+            typer.echo(f"{corpus.name} is complete in {corpus.find(root)} already")
 
 
 @data.command("import")

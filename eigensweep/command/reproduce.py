@@ -313,6 +313,7 @@ def keep_results_of_home(
 
     from eigensweep.search_spaces.errors import UnknownSuiteError
     from eigensweep.search_spaces.shipped.reproductions import load_suite
+    from eigensweep.service.process.backup import RECORD
     from eigensweep.service.settings import Settings, explain_settings
     from eigensweep.store.places.durable_files import StorageError
 
@@ -324,6 +325,9 @@ def keep_results_of_home(
         call.fail(str(error), "The input cannot be read")
     except ValidationError as error:
         call.fail("; ".join(explain_settings(error)), "The settings are wrong")
+    if settings.database_url is None and not (settings.home / RECORD).exists():
+        words = f"there is no record in {settings.home}; set EIGENSWEEP_HOME to a service's home"
+        call.fail(words, "No results", FAILURE)
     try:
         written = keep_finished(settings, results, note, names)
     except (OSError, ValueError, SQLAlchemyError, StorageError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -156,7 +157,8 @@ def train(
     With a `folder`, checkpoints are kept in it: called again after an interruption, or with a
     longer budget, training goes on from there. `on_point(seed, point)` is called with each point of
     the curve, by one thread at a time. `device` is a GPU by default, if there is one. `progress`
-    shows a bar for each seed, by default on a terminal and in a notebook.
+    shows a bar for each seed, by default on a terminal and in a notebook. Corpora are read from
+    `data_root`, by default the folder that EIGENSWEEP_DATA_ROOT names.
 
     On one machine the numbers are those of a trial of the service with the same `resources.cpus`,
     to the last digit. With more `cpus` so many replicates train at once, each with one core. A
@@ -168,6 +170,7 @@ def train(
     """
     config = config.resolve() if isinstance(config, TrialConfig) else read_trial(config)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    data_root = data_root or os.environ.get("EIGENSWEEP_DATA_ROOT") or None
     store, before = Store(folder) if folder else None, torch.get_num_threads()
     flushes = (torch.tensor(torch.finfo(torch.float32).tiny) / 2).item() == 0
     threads = Threads.of(config, cpus, device)

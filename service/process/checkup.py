@@ -248,8 +248,11 @@ def check_service(context: Context) -> Iterator[Finding]:
     """Yield whether a service runs, and what it says of itself."""
     alive = context.ask("/healthz")
     if alive is None:
-        known = f" at {context.url}" if context.url else ""
-        yield ok("service", f"none answers{known}; `eigensweep serve` starts one")
+        if context.url:
+            advice = "start it there, or give another address: --url, EIGENSWEEP_URL"
+            yield Finding("problem", "service", f"none answers at {context.url}", advice)
+        else:
+            yield ok("service", "none runs; `eigensweep serve` starts one")
         return
     yield ok("service", f"it answers at {context.url}")
     ready = context.ask("/readyz")
@@ -500,7 +503,7 @@ def check_corpora(context: Context) -> Iterator[Finding]:
             words = f"{error.filename}: {error.strerror}"
             yield Finding("problem", f"corpus {name}", words, "give yourself the right to read it")
         else:
-            yield ok(f"corpus {name}", f"complete in {root / corpus.folder}, digests agree")
+            yield ok(f"corpus {name}", f"complete in {corpus.find(root)}, digests agree")
     if missing:
         words = f"not in {root}: {', '.join(missing)}; only tasks that read them need them"
         yield ok("corpora", f"{words} (`eigensweep data fetch`)")

@@ -55,9 +55,24 @@ def _read_path(given: object) -> object:
     return text
 
 
-Folder = Annotated[
-    Path, BeforeValidator(_read_path), AfterValidator(lambda path: path.expanduser().absolute())
-]
+def _expand(path: Path) -> Path:
+    """Return a path made absolute, with a person's home folder in the place of ~."""
+    try:
+        return path.expanduser().absolute()
+    except RuntimeError as error:  # such as ~name of a user who does not exist
+        raise ValueError(
+            f"the home folder in {path} is not known; write the path in full"
+        ) from error
+
+
+def _check_address(given: str) -> str:
+    if not re.match(r"https?://[^/\s]", given):
+        raise ValueError(f"an address begins with http:// or https://, such as http://{given}")
+    return given
+
+
+Address = Annotated[str, AfterValidator(_check_address)]
+Folder = Annotated[Path, BeforeValidator(_read_path), AfterValidator(_expand)]
 """A path made absolute, so that it does not depend on the working folder."""
 
 
@@ -69,7 +84,7 @@ def _check_storage(given: object) -> str:
     if re.match(r"(s3|gs):/?(?!/)", place):
         raise ValueError(f"a store is {STORES}; two slashes follow {place[:3]}")
     if not is_url(place):
-        return str(Path(place).expanduser().absolute())
+        return str(_expand(Path(place)))
     parts = urlsplit(place)
     if parts.scheme not in LIBRARIES:
         raise ValueError(
@@ -270,7 +285,7 @@ class Settings(BaseSettings):
     """
     database_url: str | None = None
     """SQLAlchemy URL of the record, relative to the home; None: SQLite in the home folder."""
-    mlflow_uri: str | None = None
+    mlflow_uri: Address | None = None
     """Address of a running MLflow server; None: the service starts one."""
     mlflow_pages: str | None = None
     """Address of MLflow for browsers, used in links.
@@ -336,7 +351,7 @@ class Settings(BaseSettings):
     """Addresses that are told how every experiment ends, separated by commas; https only."""
     webhook_secret: SecretStr | None = None
     """Secret that webhooks are signed with; None: only allowed while no host is named."""
-    otlp_endpoint: str | None = None
+    otlp_endpoint: Address | None = None
     """Address of an OpenTelemetry collector (OTLP over HTTP) that traces are sent to.
 
     None: what OTEL_EXPORTER_OTLP_ENDPOINT says; without that, there are no traces.

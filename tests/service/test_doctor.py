@@ -335,6 +335,14 @@ class TestCorpora:
         assert only(found, "corpora").state == "ok"
         assert "mnist" in only(found, "corpora").detail
 
+    @pytest.mark.data
+    def test_the_folder_that_is_named_has_the_files(self, context, data_root):
+        found = [*checkup.check_corpora(context(data_root=data_root))]
+        complete = [each.detail for each in found if each.detail.startswith("complete in ")]
+        assert complete
+        for words in complete:
+            assert Path(words.removeprefix("complete in ").removesuffix(", digests agree")).is_dir()
+
 
 @pytest.mark.parametrize(("given", "sent"), [("of-a-file", "of-a-file"), (None, "of-settings")])
 def test_the_service_is_asked_with_the_token_of_the_file(monkeypatch, tmp_path, given, sent):
@@ -343,6 +351,14 @@ def test_the_service_is_asked_with_the_token_of_the_file(monkeypatch, tmp_path, 
     settings = Settings(home=tmp_path, token=SecretStr("of-settings"))
     checkup.Context(settings, "http://127.0.0.1:8642", given).ask("/readyz")
     assert asked == [{"Authorization": f"Bearer {sent}"}]
+
+
+def test_a_service_that_should_run_and_is_silent_is_a_problem(tmp_path):
+    settings = Settings(home=tmp_path)
+    (known,) = checkup.check_service(checkup.Context(settings, "http://127.0.0.1:1"))
+    assert (known.state, known.detail) == ("problem", "none answers at http://127.0.0.1:1")
+    (unknown,) = checkup.check_service(checkup.Context(settings, None))
+    assert unknown.state == "ok"
 
 
 def test_an_address_without_a_scheme_is_asked_like_others(monkeypatch, tmp_path):

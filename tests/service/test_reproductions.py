@@ -622,6 +622,16 @@ class TestCommandLine:
         done = run("--page-only", "--page", str(page))
         assert done.exit_code == 2
         assert "x.json holds no results" in done.output
+        done = run("--page-only", "--page", str(page), "--results", str(tmp_path / "none"))
+        assert (done.exit_code, page.read_bytes()) == (2, before)
+        assert "none has no results, so the page would be empty" in done.output
+        assert not (tmp_path / "none").exists()
+
+    def test_results_of_a_home_without_a_record_are_refused(self, run, tmp_path, monkeypatch):
+        monkeypatch.setenv("EIGENSWEEP_HOME", str(tmp_path / "empty"))
+        done = run("--results-only", "--results", str(tmp_path / "kept"))
+        assert done.exit_code == 1
+        assert f"there is no record in {tmp_path / 'empty'}; set EIGENSWEEP_HOME" in done.output
 
     def test_results_of_a_home_folder_are_kept_without_a_service(
         self, client, finished, run, tmp_path, home

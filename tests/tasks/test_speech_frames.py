@@ -442,9 +442,12 @@ class TestSpokenDigits:
         assert {"mse", "padded_mse", "seg_snr", "seg_snr_parabola"} <= set(found.test)
 
 
-def test_a_short_training_ends_with_scores_of_test_recordings(tmp_path):
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_short_training_ends_with_scores_of_test_recordings(tmp_path, monkeypatch, is_told):
     from eigensweep.training.notebook import train
 
+    if not is_told:
+        monkeypatch.setenv("EIGENSWEEP_DATA_ROOT", str(tmp_path))
     parts = {
         part: {f"{part}{i}.wav": riff(triangle(3_400 + 50 * i, period)) for i in range(4)}
         for part, period in (("train", 31), ("valid", 37), ("test", 41))
@@ -456,7 +459,7 @@ def test_a_short_training_ends_with_scores_of_test_recordings(tmp_path):
             "model": {"name": "lstm", "hidden_size": 8},
             "training": {"steps": 4, "evaluate_every": 2},
         },
-        data_root=tmp_path,
+        data_root=tmp_path if is_told else None,
         device="cpu",
     )
     assert found.outcome == "completed"
