@@ -52,7 +52,7 @@ def describe_extension(old: ExperimentSpec, new: ExperimentSpec) -> str:
     added = len(new.search.first) - len(old.search.first)
     if added:
         words.append(f"{say_count(added, 'point')} to be tried first")
-    more = (BUDGET if _read_steps(old) is not None else frozenset()) | COUNTS | RACE
+    more = (BUDGET if read_steps(old) is not None else frozenset()) | COUNTS | RACE
     told = (path for path in changes if path in more or path.startswith("limits."))
     return ", ".join(
         [f"{path} from {_name(changes[path][0])} to {_name(changes[path][1])}" for path in told]
@@ -62,12 +62,12 @@ def describe_extension(old: ExperimentSpec, new: ExperimentSpec) -> str:
 
 def is_longer(old: ExperimentSpec, new: ExperimentSpec) -> bool:
     """Return whether trials have a longer budget."""
-    before, after = _read_steps(old), _read_steps(new)
+    before, after = read_steps(old), read_steps(new)
     return before is not None and after is not None and after > before
 
 
 def _check_budget(old: ExperimentSpec, new: ExperimentSpec) -> Iterator[SpecError]:
-    before, after = _read_steps(old), _read_steps(new)
+    before, after = read_steps(old), read_steps(new)
     if before is not None and after is not None and after < before:
         yield SpecError(
             "training",
@@ -100,7 +100,7 @@ def _falls_to_its_end(arm: Arm) -> bool:
     return falls and arm.optimizer.schedule_every is None and path not in arm.space
 
 
-def _read_steps(spec: ExperimentSpec) -> int | None:
+def read_steps(spec: ExperimentSpec) -> int | None:
     """Return the budget in steps, None where the search varies it."""
     if all(BUDGET & arm.space.keys() for arm in spec.arms_):
         return None

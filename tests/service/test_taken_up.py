@@ -188,20 +188,24 @@ def test_results_of_what_is_being_deleted_are_not_taken_over(record, spec):
     assert other.ledger.find_part("h0", 0, 100) is None
 
 
+def make_grid(record: Record, content: dict[str, Any]) -> Played:
+    """Return an experiment whose points are all trained; it is not over."""
+    made, parsed = Played(record, content), ExperimentSpec.model_validate(content)
+    for number, point in enumerate(parsed.space()):
+        config = parsed.trial(point)
+        stored = config.model_dump(mode="json")
+        made.ledger.open(number, point.arm, point.params, stored, config.content_hash())
+        result = Result(value=0.5 - number / 10, step=100)
+        made.ledger.finish(number, made.ledger.begin(number), "completed", result)
+    return made
+
+
 class TestExtend:
     """An experiment of two points of a grid, both trained, with configurations of their own."""
 
     @pytest.fixture
     def grid(self, record: Record, spec: Any) -> Played:
-        made = Played(record, spec())
-        parsed = ExperimentSpec.model_validate(spec())
-        for number, point in enumerate(parsed.space()):
-            config = parsed.trial(point)
-            content = config.model_dump(mode="json")
-            made.ledger.open(number, point.arm, point.params, content, config.content_hash())
-            result = Result(value=0.5 - number / 10, step=100)
-            made.ledger.finish(number, made.ledger.begin(number), "completed", result)
-        return made
+        return make_grid(record, spec())
 
     def post(self, client: TestClient, id: str, content: dict[str, Any]) -> Any:
         return client.post(f"/v1/experiments/{id}/extend", json=content)
@@ -318,11 +322,15 @@ class TestExtend:
         assert not record.row(grid.id).closed
 
     @pytest.mark.parametrize("end", ["cancelled", "failed"])
+    @pytest.mark.parametrize("path", ["optimizer.lr", "task.delay"])
     def test_a_longer_budget_that_was_cut_off_is_taken_up_again(
-        self, client, record, spec, grid, end
+        self, client, record, spec, end, path
     ):
+        space = {path: [5, 9] if path == "task.delay" else [1e-3, 1e-2]}
+        content = spec(search={"method": "grid", "space": space})
+        grid = make_grid(record, content)
         grid.ledger.end("completed")
-        longer = spec(training={"steps": 300, "evaluate_every": 10})
+        longer = {**content, "training": {"steps": 300, "evaluate_every": 10}}
         assert self.post(client, grid.id, longer).status_code == 202
         ledger = grid.drive()
         ledger.finish(0, ledger.begin(0), "completed", Result(value=0.3, step=300))

@@ -11,12 +11,12 @@ import time
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, select
+from sqlalchemy import ColumnElement, Connection, Select
 
 from eigensweep.protocol.messages import ConfigJson
 from eigensweep.protocol.states import UNTRAINED, Action
 from eigensweep.results.ranking import RANKED
-from eigensweep.search_spaces.checks.extension import describe_extension, is_longer
+from eigensweep.search_spaces.checks.extension import describe_extension, is_longer, read_steps
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import find_code
@@ -60,7 +60,7 @@ class Reopening(Control):
                 f"the trials of experiment {id} trained as one population (scheduler: pbt), so "
                 f"none is tried again by itself; post it again: eigensweep fork {id}"
             )
-        again = _FAILED if before.state != "failed" else _FAILED_OR_SHORT
+        again = choose(_has_failed | _is_short(spec) if before.state == "failed" else _has_failed)
         configs = self._configure_all(id, spec, again)
         database.write(self.url, partial(_retry, before, spec, configs, again))
 
@@ -88,7 +88,7 @@ class Reopening(Control):
                 f"experiment {id} is completed, and the spec asks for nothing more; change "
                 "search.trials, limits.trials, the space or training.steps"
             )
-        further = _LENGTHENED if is_longer(old, spec) else _CANCELLED_OR_SHORT
+        further = _LENGTHENED if is_longer(old, spec) else choose(_is_cancelled | _is_short(spec))
         configs = self._configure_all(id, spec, further)
         why = more or "the rest of the search"
         database.write(self.url, partial(_extend, before, spec, configs, further, why))
@@ -208,13 +208,18 @@ def _reopen_failed(
     return count
 
 
-_BUDGET = select(ExperimentRow.trial_steps).where(ExperimentRow.id == bindparam("id"))
-_is_short = is_in(RANKED) & (TrialRow.steps < _BUDGET.scalar_subquery())
-"""Whether a trial was cut off on its way to a longer budget, and has its earlier result again."""
+def _is_short(spec: ExperimentSpec) -> ColumnElement[bool]:
+    """Return the condition for trials that may have been cut off on the way to a longer budget.
+
+    They have their earlier result again, and `_configure` tells whether their budget is longer.
+    """
+    if spec.training.epochs is not None:  # they may have another number of steps each
+        return is_in(RANKED)
+    return is_in(RANKED) & (TrialRow.steps < (read_steps(spec) or 0))
+
+
 _has_failed = is_in(UNTRAINED) | (is_in(RANKED) & TrialRow.error.is_not(None))
-_FAILED = choose(_has_failed)
-_FAILED_OR_SHORT = choose(_has_failed | _is_short)
-_CANCELLED_OR_SHORT = choose(is_in(["cancelled"]) | _is_short)
+_is_cancelled = is_in(["cancelled"])
 _LENGTHENED = choose(is_in(["cancelled", *RANKED]))
 
 
