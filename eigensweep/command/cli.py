@@ -227,8 +227,13 @@ def weights(
     seed: Annotated[int | None, typer.Option(help="Of this seed; default: the first.")] = None,
 ) -> None:
     """Write a trial's weights to a file that `torch.load(FILE, weights_only=True)` reads."""
+    from eigensweep.training.weights import NoWeightsError
+
     chosen = _find_trial(call, trial)
-    kept = chosen.weights("last" if last else "best", seed=seed)
+    try:
+        kept = chosen.weights("last" if last else "best", seed=seed)
+    except NoWeightsError as error:
+        call.fail(f"trial {chosen['number']}: {error}", "There are no such weights", FAILURE)
     kept.save(out)
     about = {"trial": chosen["number"], "seed": kept.seed, "step": kept.step, "file": str(out)}
     call.tell(about, "trial {trial}, seed {seed}, step {step}: {file}".format_map)

@@ -36,6 +36,7 @@ from eigensweep.service.record.record import Record
 from eigensweep.service.record.sql import database
 from eigensweep.service.settings import Settings
 from eigensweep.store.checkpoints import Store, pack, replicate_key, trial_key
+from eigensweep.store.commits.curves import CurvePoint
 from eigensweep.store.commits.kept_files import BEST
 from eigensweep.store.commits.stored_commits import PIECE
 from eigensweep.store.upkeep.thinning import thin_out
@@ -270,6 +271,24 @@ def test_the_command_writes_a_file(experiment, monkeypatch, tmp_path):
     network = experiment.trial(0).load()
     network.load_state_dict(found["weights"])
     assert set(found) == {"config", "seed", "step", "weights"}
+
+
+def test_what_lies_behind_a_trials_budget_is_not_its_own(
+    client, own_ledger, settings, monkeypatch, tmp_path
+):
+    id = own_ledger.experiment_id
+    store, key = Store(settings.storage_folder), replicate_key(id, 0, 0)
+    steps = client.get(f"/v1/experiments/{id}/trials/0").json()["steps"]
+    state = {**store.newest(key).state, "step": steps + 5}
+    store.commit(key, 1, steps + 5, state, [CurvePoint(steps + 5, {"train/x": 0.1}, 0)])
+    curves = client.get(f"/v1/experiments/{id}/trials/0/curves").json()["items"]
+    assert max(max(each["steps"]) for each in curves) == steps
+    experiment = Experiment.load(Direct(client), id)
+    monkeypatch.setattr(Client, "experiment", lambda client, id: experiment)
+    monkeypatch.setattr(frame, "Client", lambda _: Client("http://here"))
+    words = ["weights", f"{id}/0", "--last", "--out", str(tmp_path / "last.pt")]
+    said = CliRunner().invoke(cli.app, words)
+    assert (said.exit_code, "went on since, with a longer budget" in said.output) == (1, True)
 
 
 def test_a_file_of_weights_is_a_network_without_a_service(client, ledger, experiment, tmp_path):

@@ -279,7 +279,7 @@ def get_trial_curves(
     found = service.store.ask(lambda store: [store.whole_points(key) for _, key in keys])
     for (seed, _), own in zip(keys, found, strict=True):
         columns: dict[str, list[tuple[int, float]]] = {}
-        for point in own:
+        for point in cut(own, trial.steps):
             for name, value in point.metrics.items():
                 columns.setdefault(name, []).append((point.step, value))
         for name, whole in sorted(columns.items()):
