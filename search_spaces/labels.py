@@ -59,13 +59,13 @@ def format_value(value: Any) -> str:
 def format_share(ratio: float) -> str:
     """Return a part of something in percent, with three digits that count.
 
-    >>> [format_share(ratio) for ratio in (0.00094021, 0.5123, 12.5, 1e-7, 0.0)]
-    ['0.094 %', '51.2 %', '1,250 %', '< 0.001 %', '0 %']
+    >>> [format_share(ratio) for ratio in (0.00094021, 0.5123, 9.996, 12.5, 1e-7, 0.0)]
+    ['0.094 %', '51.2 %', '1,000 %', '1,250 %', '< 0.001 %', '0 %']
     """
     percent = 100 * ratio
     if 0 < abs(percent) < 0.001:
         return "< 0.001 %"
-    return f"{percent:,.0f} %" if abs(percent) >= 1000 else f"{percent:.3g} %"
+    return f"{percent:,.0f} %" if abs(percent) >= 999.5 else f"{percent:.3g} %"
 
 
 def format_done(fraction: float) -> str:

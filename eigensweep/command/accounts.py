@@ -208,4 +208,4 @@ def _show_users(*users: UserJson) -> Table:
 
 def _moment(text: str | None) -> str | None:
     """Return a time of the API as people write it, in UTC."""
-    return None if text is None else f"{datetime.fromisoformat(text):%Y-%m-%d %H:%M}"
+    return None if text is None else f"{datetime.fromisoformat(text):%Y-%m-%d %H:%M} UTC"

@@ -225,11 +225,10 @@ class _Replicate:
             self._attempt = store.attempt(self._key) + 1
             store.begin(self._key, self._attempt)
             if snapshot := store.newest(self._key):
-                if snapshot.step > training.steps:
+                if not training.can_use(snapshot.state):
                     raise ValueError(
                         f"{store.place} has this training at step {snapshot.step:,}, and "
-                        f"'training.steps' is {training.steps:,}: give at least as many, or "
-                        "another folder"
+                        f"'training.steps' is {training.steps:,}: give more, or another folder"
                     )
                 training.load_state_dict(snapshot.state)
                 self.curve += snapshot.points
@@ -250,7 +249,10 @@ class _Replicate:
             for step, content in spectra:
                 spectrum_files.write(store, self._key, self._attempt, step, content)
             store.commit(self._key, self._attempt, training.step, training.state_dict(), points)
+        last = self.curve[-1].step if self.curve else -1
         for point in points:
+            if point.step <= last:
+                continue  # after a damaged checkpoint it comes a second time
             self.curve.append(point)
             if self._on_point is not None:
                 with self._threads.turn:

@@ -245,7 +245,8 @@ class Training:
         """
         if "known" in state and state["budget"] != self.steps:
             return False
-        return bool(state["step"] + (state["outcome"] is None) <= self.steps)
+        goes_further = state["outcome"] is None or state.get("failed_step", False)
+        return bool(state["step"] + goes_further <= self.steps)
 
     def state_dict(self) -> StateDict:
         """Return a copy of all that going on needs: tensors, on the CPU, and plain values.

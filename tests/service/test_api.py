@@ -179,6 +179,13 @@ class TestPost:
         assert found["trials"] == 2
         assert client.get("/v1/experiments").json()["items"] == []
 
+    def test_a_preview_of_an_extension_looks_at_no_source(self, client, spec):
+        space = {"optimizer.lr": {"low": 1e-4, "high": 1e-1, "log": True}}
+        search = {"method": "tpe", "trials": 2, "space": space, "warm_start": ["gone"]}
+        path, body = "/v1/experiments/preview", spec(search=search)
+        assert client.post(path, json=body).status_code == 422
+        assert client.post(f"{path}?extends=true", json=body).status_code == 200
+
     def test_a_preview_says_how_many_trials_run_at_once(self, client, launcher, spec):
         launcher.room = Capacity(trials=5, problem=None, may_change=False)
         constructed = {"delay": 5, "symbols": 2, "hidden_size": 29}

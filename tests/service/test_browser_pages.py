@@ -500,12 +500,13 @@ class TestOverviews:
         assert len(thin) == 3
 
     def test_seeds_that_end_at_other_steps_share_thinned_points(self, client, ledger, settings):
-        key = replicate_key(ledger.experiment_id, 0, 1)
-        longer = [CurvePoint(step, {"valid/cross_entropy": 0.1}, 0) for step in range(110, 190, 10)]
+        complete(ledger, Path(settings.storage_folder), 8, "lstm", 1e-4, points=6)
+        key = replicate_key(ledger.experiment_id, 8, 1)
+        longer = [CurvePoint(step, {"valid/cross_entropy": 0.1}, 0) for step in range(60, 190, 10)]
         Store(settings.storage_folder).commit(key, 1, 180, {}, longer)
         here = f"/v1/experiments/{ledger.experiment_id}/curves?points=4"
         curves = {each["number"]: each["steps"] for each in client.get(here).json()["items"]}
-        assert curves[0] == [0, 80]
+        assert curves[8] == [0, 40], "the other seed ends at 100, the budget"
         assert curves[1] == [0, 40, 80, 100]
 
     def test_a_trial_that_gets_more_seeds_keeps_its_curve(self, client, ledger, settings):

@@ -276,6 +276,26 @@ def test_a_setting_with_one_value_has_one_mark(browser, serve, ledger, settings)
     assert [text for x, text in found if x == 1] == ["2.5", "not set"]
 
 
+@pytest.mark.slow
+def test_a_setting_of_zero_is_drawn_on_a_logarithmic_axis(browser, serve, client, record):
+    decays = [0, 1e-5, 1e-3]
+    search = {"method": "grid", "space": {"optimizer.weight_decay": decays}}
+    id = client.post("/v1/experiments", json={**SPEC, "search": search}).json()["id"]
+    ledger = RecordLedger(record.url, id, record.claim(id).generation)
+    for number, decay in enumerate(decays):
+        ledger.open(number, "scornn", {"optimizer.weight_decay": decay}, {}, f"h{number}")
+        result = summarise([seed_result(0, 0.1 * (number + 1), "completed")])
+        ledger.finish(number, ledger.begin(number), "completed", result)
+    browser.get(f"{serve()}/experiments/{id}")
+    wait_until(
+        lambda: len(browser.find_elements(By.CSS_SELECTOR, "#slices .scatterlayer .point")) == 3
+    )
+    marks = "return document.querySelector('#parallel .drawing').layout.annotations"
+    wait_until(lambda: browser.find_elements(By.CSS_SELECTOR, "#parallel path.js-line"))
+    found = browser.execute_script(f"{marks}.map(({{x, text}}) => [x, text])")
+    assert next(text for x, text in found if x == 0) == "0"
+
+
 def test_a_click_into_a_table_keeps_nothing_old(browser, serve, ledger, settings):
     emulate(browser, 1200, "light")
     browser.get(f"{serve()}/experiments/{ledger.experiment_id}")
@@ -519,9 +539,14 @@ def test_a_page_a_browser_kept_is_not_shown_after_signing_out(browser, serve, le
     find(browser, "#token").send_keys("let-me-in", Keys.ENTER)
     find(browser, "#spec")
     wait_until(lambda: browser.execute_script("return document.readyState") == "complete")
+    came_back = "window.dispatchEvent(new PageTransitionEvent('pageshow', {persisted: true}))"
+    browser.execute_script("document.getElementById('spec').value = 'name: typed'")
+    browser.execute_async_script(
+        f"{came_back}; fetch(location.href).then(() => setTimeout(arguments[0], 500))"
+    )
+    assert browser.execute_script("return document.getElementById('spec').value") == "name: typed"
     browser.delete_all_cookies()
-    came_back = "new PageTransitionEvent('pageshow', {persisted: true})"
-    browser.execute_script(f"window.dispatchEvent({came_back})")
+    browser.execute_script(came_back)
     find(browser, "#token")
 
 

@@ -350,6 +350,23 @@ class TestExtend:
             ("waiting", 300),
         ]
 
+    def test_a_cut_off_budget_stays_so_where_checkpoints_are_gone(self, client, record, spec):
+        content = spec()
+        grid = make_grid(record, content)
+        grid.ledger.end("completed")
+        longer = {**content, "training": {"steps": 300, "evaluate_every": 10}}
+        assert self.post(client, grid.id, longer).status_code == 202
+        ledger = grid.drive()
+        ledger.finish(0, ledger.begin(0), "failed", None, "OSError: lost")
+        record.cancel(grid.id)
+        ledger.end("cancelled")
+        ledger.set_tracked()
+        record.prune(grid.id, "best")
+        wider = {"method": "grid", "space": {"optimizer.lr": [1e-3, 1e-2, 1e-1]}}
+        assert self.post(client, grid.id, {**longer, "search": wider}).status_code == 202
+        found = [(t.state, t.config["training"]["steps"]) for t in grid.ledger.load()]
+        assert found == [("completed", 100)] * 2
+
     def test_a_task_that_varies_from_now_on_has_no_one_baseline(self, client, record, spec):
         def over(*delays: int) -> dict[str, Any]:
             return spec(search={"method": "grid", "space": {"task.delay": list(delays)}})

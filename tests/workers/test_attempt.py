@@ -252,6 +252,19 @@ class TestKnownSeeds:
         own, alone = ([(p.step, p.metrics) for p in Store(f).points(k)] for f, k in places)
         assert own == alone
 
+    def test_a_donor_whose_next_step_failed_has_come_further(self, tmp_path, monkeypatch):
+        known = to_the_end(Attempt(order(tmp_path), "cpu"))[-1].result
+        with monkeypatch.context() as patch:
+            let_diverge(patch, 20)
+            longer = {"training": {"steps": 33, "evaluate_every": 5}}
+            extended = Attempt(order(tmp_path, attempt=2, **longer), "cpu")
+            assert to_the_end(extended)[-1].outcome == "diverged"
+        state = Store(tmp_path).newest("e1/00003/0").state
+        assert (state["step"], state["failed_step"]) == (20, True)
+        two = replace(order(tmp_path, replicates=2), experiment="e2", donor=Source("e1", 3))
+        reports = to_the_end(Attempt(replace(two, known=known), "cpu"))
+        assert reports[-1].outcome == "completed"
+
     @pytest.mark.parametrize("which", ["best", "last"])
     def test_weights_of_a_donor_that_went_on_are_refused_in_words(self, tmp_path, which):
         first = Attempt(order(tmp_path), "cpu")

@@ -565,9 +565,15 @@ class Tracker:
             runs.keep_file(parent, path, REPORT)
 
     def _keep_weights(self, runs: Runs, parent: str, best: TrialEntry) -> None:
-        """Give the experiment's run the weights of its best trial's best replicate, if kept."""
+        """Give the experiment's run the weights of its best trial's best replicate, if kept.
+
+        They are not where its training has gone on since, with a longer budget.
+        """
+        key, budget = self._best_key(best), best.config.get("training", {}).get("steps")
+        if budget and self._store.progress(key).step > budget:
+            return
         with suppress(FileNotFoundError), TemporaryDirectory(prefix="eigensweep-best-") as scratch:
-            weights = self._store.kept.fetch(self._best_key(best), BEST, Path(scratch))
+            weights = self._store.kept.fetch(key, BEST, Path(scratch))
             runs.keep_file(parent, weights, "best")
 
     def _best_key(self, entry: TrialEntry) -> str:

@@ -211,7 +211,7 @@ def describe_trial(trial: Answer) -> Iterator[Part]:
     for each in trial["attempts"]:
         where = " ".join(str(each[key]) for key in ("node", "pid", "device") if each.get(key))
         ended = f"; it ended: {each['reason']}" if each.get("reason") else ""
-        rows.append((f"attempt {each['attempt']}", f"{each['started_at'][:19]} {where}{ended}"))
+        rows.append((f"attempt {each['attempt']}", f"{each['started_at'][:19]}Z {where}{ended}"))
     rows += [
         (f"seed {each['seed']}", f"diverged at {each['divergence']}")
         for each in (trial["result"] or {}).get("by_replicate", ())
@@ -320,7 +320,7 @@ def describe_race(content: Answer) -> Iterator[Part]:
         for racer in content["racers"]
         for behind in [racer["behind"]]
     ]
-    heads = ("trial", "arm", "settings", "n", "mean", "behind by", "95% interval")
+    heads = ("trial", "arm", "settings", "n", "mean", "minus leader", "95% interval")
     if rows:
         yield Table(heads, rows)
         yield ""

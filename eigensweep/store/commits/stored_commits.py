@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,6 +28,7 @@ T = TypeVar("T")
 PIECE: Final = 1024 * 1024
 """Bytes of a file that is read piece by piece."""
 
+STEP: Final = re.compile(rb'"step": (\d+)')
 DAMAGED: Final = "checkpoint damaged, falling back path=%s step=%d"
 
 
@@ -86,14 +88,20 @@ class StoredCommits:
         """Forget up to where the curve of `key` was read; it can be read again."""
         self._read.pop(key, None)
 
-    def sample(self, key: str, metric: str, most: int) -> list[CurvePoint]:
+    def sample(
+        self, key: str, metric: str, most: int, steps: int | None = None
+    ) -> list[CurvePoint]:
         """Return `most` committed points of `key` at most that hold `metric`; see `thin`.
+
+        Those behind `steps` are left out: see `cut`.
 
         Only these points are parsed. Nothing committed gives no points, and of a curve that is
         damaged there is what can be read.
         """
         name = json.dumps(metric).encode() + b":"
         having = [line for line in self._read_lines(key) if name in line]
+        if steps and having and _read_step(having[-1]) > steps:
+            having = [line for line in having if _read_step(line) <= steps]
         kept = thin(having, most)
         points = [point for line in kept if (point := read_if_whole(line)) is not None]
         return [point for point in points if metric in point.metrics]  # a line has more names
@@ -174,3 +182,9 @@ class StoredCommits:
             self.files.fail("read", path, error)
         logger.warning(DAMAGED, f"{self.place}/{path}", checkpoint.step)
         return None
+
+
+def _read_step(line: bytes) -> int:
+    """Return the step of a line of a curve, -1 if there is none to be read."""
+    found = STEP.search(line)
+    return -1 if found is None else int(found[1])

@@ -203,9 +203,17 @@ def _look(
 
 
 @previews.post("/experiments/preview", summary="Preview an experiment", dependencies=[callers.READ])
-def preview_experiment(settings: TheSettings, service: AnyService, spec: ExperimentSpec) -> Preview:
+def preview_experiment(
+    settings: TheSettings,
+    service: AnyService,
+    spec: ExperimentSpec,
+    extends: Annotated[
+        bool,
+        Query(description="Whether it is for /extend: then `search.warm_start` is not looked at"),
+    ] = False,
+) -> Preview:
     """Check a spec, count its trials and parameters, and estimate its cost. Nothing is queued."""
-    look = _look(spec, settings, service)
+    look = _look(_leave_out_sources(spec) if extends else spec, settings, service)
     raise_errors(look.errors)
     room = look.room
     at_once = None if room is None else room.trials
@@ -271,12 +279,18 @@ class DeleteRequest(schemas.Asked):
     confirm: Literal[True] = Field(description="Has to be true")
 
 
-def _extend(service: Service, id: str, spec: ExperimentSpec) -> None:
-    # What it started from was checked when it was posted. That may be gone by now, or of less use
-    # to a longer budget; and an extension has to name it again.
+def _leave_out_sources(spec: ExperimentSpec) -> ExperimentSpec:
+    """Return the spec of an extension without what its search started from.
+
+    That was checked when it was posted. It may be gone by now, or of less use to a longer budget;
+    and an extension has to name it again.
+    """
     search = spec.search.model_copy(update={"warm_start": []})
-    alone = spec.model_copy(update={"search": search})
-    raise_errors(_look(alone, service.settings, service).errors)
+    return spec.model_copy(update={"search": search})
+
+
+def _extend(service: Service, id: str, spec: ExperimentSpec) -> None:
+    raise_errors(_look(_leave_out_sources(spec), service.settings, service).errors)
     service.record.extend(id, spec)
 
 

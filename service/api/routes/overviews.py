@@ -498,7 +498,7 @@ def _make_curve(
 ) -> CurveNow:
     """Return the curve of a trial over its first seeds, `most` of them at most; None: over all."""
     keys = _find_keys(trial)
-    seeds = [cut(store.sample(key, metric, points), trial.steps) for _, key in keys[:most]]
+    seeds = [store.sample(key, metric, points, trial.steps) for _, key in keys[:most]]
     if trial.earlier is not None and len(seeds) == len(keys):
         # More seeds begin: until they are as far, those before count.
         furthest = max((curve[-1].step for curve in seeds if curve), default=0)

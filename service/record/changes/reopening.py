@@ -36,6 +36,8 @@ from eigensweep.service.record.sql.walks import choose, is_in, walk
 
 RETRIED, LENGTHENED, RESUMED = "another try", "a longer budget", "the rest of its training"
 """Why a trial is reopened."""
+UNRESUMABLE = ("best", "none")
+"""What is kept of experiments whose trials cannot go on."""
 
 
 class Reopening(Control):
@@ -158,6 +160,8 @@ def _extend(
         if reason == LENGTHENED:
             if budget_of(config) <= trial.steps:
                 continue  # the search varies the budget of its arm
+            if further is not _LENGTHENED and experiment.kept in UNRESUMABLE:
+                continue  # nobody asked for it now
             _check_checkpoints(experiment)
         reopen_trial(part, experiment, trial, config, reason)
     experiment.closed = False
@@ -211,11 +215,13 @@ def _reopen_failed(
 def _is_short(spec: ExperimentSpec) -> ColumnElement[bool]:
     """Return the condition for trials that may have been cut off on the way to a longer budget.
 
-    They have their earlier result again, and `_configure` tells whether their budget is longer.
+    They have their earlier result again, without an error: one that failed is for `retry`.
+    `_configure` tells whether their budget is longer.
     """
+    cut_off = is_in(RANKED) & TrialRow.error.is_(None)
     if spec.training.epochs is not None:  # they may have another number of steps each
-        return is_in(RANKED)
-    return is_in(RANKED) & (TrialRow.steps < (read_steps(spec) or 0))
+        return cut_off
+    return cut_off & (TrialRow.steps < (read_steps(spec) or 0))
 
 
 _has_failed = is_in(UNTRAINED) | (is_in(RANKED) & TrialRow.error.is_not(None))
@@ -224,7 +230,7 @@ _LENGTHENED = choose(is_in(["cancelled", *RANKED]))
 
 
 def _check_checkpoints(experiment: ExperimentRow) -> None:
-    if experiment.kept in ("best", "none"):
+    if experiment.kept in UNRESUMABLE:
         raise ConflictError(
             f"the checkpoints of experiment {experiment.id} were removed (`eigensweep prune`, "
             f"keep: {experiment.kept}), so its trials cannot train on with a longer budget; post "

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import BigInteger, Row, cast, func, or_, select
+from sqlalchemy import BigInteger, Row, case, cast, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
 from eigensweep.protocol.messages import Params
@@ -119,7 +119,7 @@ def list_points(
 ) -> tuple[int, Sequence[Row[int, str, str, float | None, Params]]]:
     """Return how many trials have ended with a value; and number, arm, state, value and params.
 
-    The latter are of about `most` of them.
+    The latter are of about `most` of them. A trial that was opened again has its value of before.
 
     Half of those are the best ones, the others are spread evenly over the rest. That is not every
     fourth one, say: where arms take turns, it would leave an arm out. Trials with a lineage are
@@ -127,13 +127,14 @@ def list_points(
     """
     ended = (
         TrialRow.experiment_id == id,
-        TrialRow.state.in_(OUTCOMES),
+        or_(TrialRow.state.in_(OUTCOMES), TrialRow.earlier.is_not(None)),
         TrialRow.value.is_not(None),
         TrialRow.lineage.is_(None),
     )
     require_experiment(session, id)
     count = session.scalars(select(func.count()).where(*ended)).one()
-    chosen = select(TrialRow.number, TrialRow.arm, TrialRow.state, TrialRow.value, TrialRow.params)
+    state = case((TrialRow.earlier.is_not(None), "completed"), else_=TrialRow.state).label("state")
+    chosen = select(TrialRow.number, TrialRow.arm, state, TrialRow.value, TrialRow.params)
     chosen = chosen.where(*ended).order_by(TrialRow.number)
     if count > most:
         best = select(TrialRow.number).where(TrialRow.experiment_id == id, TrialRow.rank < UNRANKED)

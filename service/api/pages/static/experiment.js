@@ -109,6 +109,7 @@ function scale(values) {
     const span = f(most(known)) - low;
     if (!span) return { at: () => 0.5, marks: [[0.5, known[0]]] }; // one value has no scale
     const marks = [0, 0.5, 1].map((at) => [at, power ? 10 ** (low + at * span) : low + at * span]);
+    if (power && known.includes(0)) marks[0][1] = 0;
     return { at: (value) => (f(value) - low) / span, marks };
   }
   const names = [...new Set(known.map(String))].sort();
@@ -209,6 +210,9 @@ function drawSlices(mine, varied) {
   varied.forEach((path, place) => {
     const having = mine.filter((point) => point.params[path] !== undefined);
     const x = having.map((point) => point.params[path]);
+    const isNumber = x.every((value) => typeof value === "number");
+    const wide = isNumber && isWide(x, 5);
+    const edge = wide ? floorOf(x) : -Infinity; // zeros stand there
     const element = holder.children[place];
     const values = having.map((point) => point.value);
     const power = isWide(values);
@@ -219,17 +223,18 @@ function drawSlices(mine, varied) {
     draw(element, () => ({
       traces: [
         {
-          x: x.every((value) => typeof value === "number") ? x : x.map((value) => plain(value)),
+          x: isNumber ? x.map((value) => Math.max(value, edge)) : x.map((value) => plain(value)),
           y: values.map(lift),
-          customdata: values,
+          customdata: having.map((point) => [point.value, isNumber ? digits(point.params[path]) : plain(point.params[path])]),
           text: having.map((point) => `trial ${point.number}${ENDED_WELL.includes(point.state) ? "" : `, ${point.state}`}`),
           mode: "markers",
           marker: { symbol: having.map((point) => (ENDED_WELL.includes(point.state) ? "circle" : "circle-open")), color: colour(arms.indexOf(mine[0].arm)), size: 7, opacity: Math.max(0.25, Math.min(0.85, 60 / having.length)) },
-          hovertemplate: "%{text}<br>%{x}: %{customdata:.4g}<extra></extra>",
+          hovertemplate: "%{text}<br>%{customdata[1]}: %{customdata[0]:.4g}<extra></extra>",
         },
       ],
       layout: {
-        xaxis: axis(plain(path), x.every((value) => typeof value === "number") ? scaleOf(x, isWide(x, 5)) : { type: "category" }),
+        uirevision: mine[0].arm,
+        xaxis: axis(plain(path), isNumber ? scaleOf(x, wide) : { type: "category" }),
         yaxis: axis(named, scaleOf(values, power)),
         showlegend: false,
       },
@@ -312,7 +317,7 @@ async function showRace() {
   document.getElementById("race-words").textContent = `${now}: ${words}.`;
   fill(
     section.querySelector(".scroll"),
-    ["trial", "arm", "seeds", "mean", "behind the leader by", "interval at any look", "e-value", "verdict", "seeds to decide", "settings"],
+    ["trial", "arm", "seeds", "mean", "minus the leader", "interval at any look", "e-value", "verdict", "seeds to decide", "settings"],
     racers.map((each) => [
       String(each.number),
       each.arm,
@@ -331,7 +336,7 @@ async function showRace() {
   const series = racers.filter((each) => each.looks.length).map((each) => ({ name: `trial ${each.number}`, looks: each.looks }));
   const picture = section.querySelector("figure");
   picture.hidden = !series.length;
-  if (series.length) drawLooks(picture.querySelector(".drawing"), series, `${named}, behind the leader`, smallest);
+  if (series.length) drawLooks(picture.querySelector(".drawing"), series, `${named}, minus the leader`, smallest);
 }
 
 // The counts of trials by state: while they stay the same, no trial has begun or ended.

@@ -133,7 +133,8 @@ function show(found) {
 document.getElementById("preview").addEventListener("click", async () => {
   announce("Checking");
   try {
-    show(await ask("/v1/experiments/preview"));
+    const { post } = document.getElementById("form").dataset;
+    show(await ask(`/v1/experiments/preview${post.endsWith("/extend") ? "?extends=true" : ""}`));
     announce("The preview is ready.");
   } catch (error) {
     refuse(error);

@@ -129,8 +129,9 @@ async function follow() {
 
 if (refresh) setTimeout(follow, refresh * 1000);
 
-// A page that the browser kept aside may be old, and its reader may be signed out by now.
-addEventListener("pageshow", (event) => event.persisted && location.reload());
+// A page that the browser kept aside may be old, and its reader may be signed out by now. What was
+// typed and ticked on it stays.
+addEventListener("pageshow", (event) => event.persisted && update());
 
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("button[data-post]");

@@ -93,8 +93,9 @@ export function draw(element, make) {
       font: { family: "system-ui, sans-serif", size: 12, color: style("--ink") },
       hoverlabel: { font: { family: "system-ui, sans-serif" } },
       margin: { l: 10, r: 10, t: 10, b: 10 },
-      uirevision: "keep", // what a person zoomed stays zoomed
       ...layout,
+      // What a person zoomed stays zoomed, while the axes are the same.
+      uirevision: [layout.uirevision, layout.xaxis?.type, layout.yaxis?.type, layout.xaxis?.title?.text].join(),
     },
     { responsive: true, displaylogo: false, displayModeBar: false },
   );

@@ -11,7 +11,7 @@ let curves = [];
 
 function show() {
   const mine = curves.filter((curve) => curve.metric === select.value);
-  const level = select.value.endsWith(`/${metric}`) && baseline ? Number(baseline) : null;
+  const level = select.value === `valid/${metric}` && baseline ? Number(baseline) : null;
   const figures = figure.querySelector(".drawing");
   const values = mine.flatMap((curve) => curve.values);
   const floor = logarithmic.checked ? floorOf(values) : -Infinity;
@@ -39,7 +39,7 @@ function show() {
       annotations: level === null ? [] : [{ xref: "paper", x: 1, xanchor: "right", y: logarithmic.checked ? Math.log10(level) : level, yanchor: "bottom", text: "memoryless baseline", showarrow: false, font: { color: colour(6), size: 11 } }],
     },
   }));
-  const steps = mine[0]?.steps ?? [];
+  const steps = [...new Set(mine.flatMap((curve) => curve.steps))].sort((a, b) => a - b);
   const every = Math.ceil(steps.length / 15) || 1;
   fill(
     figure.querySelector(".scroll"),
