@@ -66,6 +66,10 @@ class Mark:
             _SEEN.pop(next(iter(_SEEN)), None)
         return is_there
 
+    def forget(self) -> None:
+        """Look at it anew: what was seen before may be of an earlier request."""
+        _SEEN.pop(self, None)
+
     def touch(self) -> None:
         """Make it."""
         _SEEN.pop(self, None)

@@ -138,14 +138,17 @@ class Attempt:
         self._threads.set_up()
         pause = pause_mark(order.storage, order.experiment)
         leave = leave_mark(order.storage, order.experiment, order.number, order.attempt)
-        store, place = Store(order.storage), (order.storage, order.experiment)
+        cancel = cancel_mark(order.storage, order.experiment)
+        for mark in (pause, cancel):
+            mark.forget()
+        store = Store(order.storage)
         data_root = find_data_root(order, config, store)
         self.replicates = [
             Replicate(
                 Training(config, seed, data_root=data_root, device=device),
                 order,
                 store,
-                is_unwanted=cancel_mark(*place).exists,
+                is_unwanted=cancel.exists,
                 is_paused=lambda: self._threads.stop.is_set() or pause.exists() or leave.exists(),
                 clock=clock,
             )

@@ -35,7 +35,7 @@ from eigensweep.results.seeds import split_seeds, summarise
 from eigensweep.results.trial_result import Source
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.store import spectrum_files
+from eigensweep.store import marks, spectrum_files
 from eigensweep.store.checkpoints import Store, replicate_key
 from eigensweep.store.commits.head import StaleAttemptError
 from eigensweep.store.marks import pause_mark
@@ -201,6 +201,17 @@ class TestLongerBudget:
     def test_a_donor_that_is_gone_costs_no_more_than_its_training(self, tmp_path):
         reports = to_the_end(Attempt(replace(order(tmp_path), donor=Source("e0", 3)), "cpu"))
         assert reports[-1].outcome == "completed"
+
+
+def test_a_mark_of_an_earlier_request_stops_no_later_attempt(tmp_path, monkeypatch):
+    files = marks._files(str(tmp_path))
+    monkeypatch.setattr(files, "look_seconds", 60.0, raising=False)  # as in an object store
+    cancel = marks.cancel_mark(str(tmp_path), "e1")
+    cancel.touch()
+    assert cancel.exists()
+    files.remove(cancel.path)  # as the next driver does, in another process
+    assert cancel.exists(), "it is looked at every minute"
+    assert to_the_end(Attempt(order(tmp_path), "cpu"))[-1].outcome == "completed"
 
 
 class TestKnownSeeds:
