@@ -45,7 +45,10 @@ def _show(found: Sequence[Finding], screen: Console) -> None:
         if finding.advice:
             words.append(f"\n-> {finding.advice}", style="bold")
         table.add_row(Text(finding.state, style=STYLES[finding.state]), finding.what, words)
-    screen.print(table)
+        if not screen.is_terminal:  # there paths stay whole
+            screen.print(Text(f"{finding.state:<7}  {finding.what}  ") + words)
+    if screen.is_terminal:
+        screen.print(table)
     count = {state: sum(f.state == state for f in found) for state in STYLES}
     counts = [say_count(count[state], state) for state in ("problem", "warning")]
     screen.print(f"{', '.join(counts)}, {count['ok']} ok")

@@ -125,7 +125,8 @@ def draw_lines(
     if log and above:
         panel.set_yscale("log")
         if min(shown) <= 0:
-            words = "values of exactly 0 stand at the lower edge"
+            are = "exactly 0" if min(shown) == 0 else "0 and below"
+            words = f"values of {are} stand at the lower edge"
             panel.annotate(words, (0.01, 0.01), xycoords="axes fraction", fontsize=7, color="0.4")
     panel.set_xlabel("optimizer steps")
 

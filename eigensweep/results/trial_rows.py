@@ -70,17 +70,20 @@ def make_frame(parts: Iterable[Iterable[Row]]) -> DataFrame:
     """Return the rows of all parts as one DataFrame, of which a part is in memory at a time.
 
     It has a column for each parameter that varies, by its path, and for each score: `valid/NAME`
-    and `test/NAME`, with its spread. An interval is two columns, such as `low` and `high`.
+    and `test/NAME`, with its spread. An interval is two columns, such as `low` and `high`. A whole
+    number stays one where some trials lack that parameter.
     """
     import pandas as pd
 
     paths: dict[str, None] = {}
     scores: dict[str, None] = {}
+    fractions = set[str]()
     frames = []
     for part in parts:
         rows = list(part)
         for row in rows:
             paths |= dict.fromkeys(row["settings"])
+            fractions |= {path for path, v in row["settings"].items() if type(v) is not int}
             scores |= dict.fromkeys(row["scores"])
         frames.append(_set_types(pd.DataFrame(map(_flatten, rows)), scores))
     heads = list(_flatten(make_row(0, {"number": 0, "arm": "", "state": ""}, {})))
@@ -88,6 +91,8 @@ def make_frame(parts: Iterable[Iterable[Row]]) -> DataFrame:
     columns = [*FIRST, *paths, *middle, *scores, "hash", "mlflow"]
     frame = pd.concat([pd.DataFrame(columns=columns) if not frames else frames[0], *frames[1:]])
     frame = _set_types(frame.reindex(columns=columns).reset_index(drop=True), scores)
+    gaps = [path for path in paths if path not in fractions and frame[path].hasnans]
+    frame = frame.astype(dict.fromkeys(gaps, "Int64"))
     return frame if frame[LINEAGE].any() else frame.drop(columns=LINEAGE)
 
 

@@ -76,6 +76,12 @@ class TestCommand:
         assert "-> correct it" in done.stdout
         assert done.stdout.splitlines()[-1].startswith("1 problem,")
 
+    def test_in_a_pipe_a_path_stays_whole(self, monkeypatch, tmp_path):
+        home = tmp_path / ("a-long-name-" * 12)
+        monkeypatch.setenv("EIGENSWEEP_HOME", str(home))
+        said = CliRunner().invoke(app, ["doctor"]).stdout
+        assert any(str(home) in line for line in said.splitlines())
+
     def test_no_secret_is_shown(self, monkeypatch, tmp_path):
         monkeypatch.setenv("EIGENSWEEP_HOME", str(tmp_path / "home"))
         monkeypatch.setenv("EIGENSWEEP_TOKEN", SECRET)

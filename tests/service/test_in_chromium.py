@@ -324,6 +324,24 @@ def test_a_click_into_a_table_keeps_nothing_old(browser, serve, ledger, settings
 
 
 @pytest.mark.slow
+def test_a_ticked_trial_stays_when_better_ones_push_it_out(browser, serve, ledger, settings):
+    browser.get(f"{serve()}/experiments/{ledger.experiment_id}")
+    ticked = "return [...document.querySelectorAll('#trials input:checked')].map((e) => e.value)"
+    find(browser, "#trials input[name=of]")
+    browser.execute_script(
+        "[...document.querySelectorAll('#trials input[name=of]')].at(-1).click()"
+    )
+    chosen = browser.execute_script(ticked)
+    for number in range(8, 30):
+        complete(ledger, Path(settings.storage_folder), number, "lstm", 0.001, points=2)
+    wait_until(lambda: text_of(browser, "#trials").count("lr=") == 21)
+    assert browser.execute_script(ticked) == chosen
+    assert chosen[0] == browser.execute_script(
+        "return [...document.querySelectorAll('#trials input[name=of]')].at(-1).value"
+    )
+
+
+@pytest.mark.slow
 def test_a_page_of_a_deleted_experiment_says_so(browser, serve, ledger, record):
     browser.get(f"{serve()}/experiments/{ledger.experiment_id}")
     find(browser, "#curves .scatterlayer .trace path.js-line")

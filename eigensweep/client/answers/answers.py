@@ -14,6 +14,7 @@ from rich.console import Console
 from eigensweep.client.answers.tables import Table, align_columns, describe_rows, format_cell
 from eigensweep.client.shapes import ExperimentJson
 from eigensweep.protocol.states import OUTCOMES
+from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.search_spaces.labels import format_share, format_value, say_count
 from eigensweep.search_spaces.spec_text import write_text
 
@@ -207,7 +208,8 @@ def describe_trial(trial: Answer) -> Iterator[Part]:
             spread = ""
             if (found.get("n") or 1) > 1:
                 spread = f" [{format_interval(found)}], {found['n']} seeds"
-            rows.append((f"{split}/{name}", f"{format_cell('value', value)}{spread}"))
+            what = "best so far" if name == OBJECTIVE else f"{split}/{name}"
+            rows.append((what, f"{format_cell('value', value)}{spread}"))
     for each in trial["attempts"]:
         where = " ".join(str(each[key]) for key in ("node", "pid", "device") if each.get(key))
         ended = f"; it ended: {each['reason']}" if each.get("reason") else ""

@@ -11,12 +11,13 @@ let curves = [];
 
 function show() {
   const mine = curves.filter((curve) => curve.metric === select.value);
-  const level = select.value === `valid/${metric}` && baseline ? Number(baseline) : null;
+  const isPlaced = baseline && (Number(baseline) > 0 || !logarithmic.checked);
+  const level = select.value === `valid/${metric}` && isPlaced ? Number(baseline) : null;
   const figures = figure.querySelector(".drawing");
   const values = mine.flatMap((curve) => curve.values);
   const floor = logarithmic.checked ? floorOf(values) : -Infinity;
   const lift = (value) => Math.max(value, floor);
-  const hasZeros = logarithmic.checked && values.includes(0);
+  const hasZeros = logarithmic.checked && values.some((value) => value <= 0);
   document.getElementById("curves-zeros").hidden = !hasZeros;
   draw(figures, () => ({
     traces: mine.map((curve, at) => ({
@@ -53,6 +54,7 @@ function show() {
 function choose() {
   const values = curves.filter((curve) => curve.metric === select.value).flatMap((curve) => curve.values);
   logarithmic.checked = isWide(values);
+  logarithmic.disabled = !values.some((value) => value > 0); // there is nothing to draw then
   show();
 }
 
