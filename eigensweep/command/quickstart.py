@@ -40,8 +40,7 @@ class NotReadyError(RuntimeError):
 
 def main() -> int:
     """Run the quick start and return its exit code."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    hear_signals()
     os.umask(0o077)
     screen = terminal.console()
     is_named = bool(os.environ.get("EIGENSWEEP_HOME"))
@@ -64,6 +63,12 @@ def main() -> int:
         screen.print(f"error: {error}", markup=False)
         return 1
     return code
+
+
+def hear_signals() -> None:
+    """Let SIGINT and SIGTERM end what this process has started, also as a job in the background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def wait_for_delivery(client: Client, screen: Console) -> None:

@@ -21,7 +21,7 @@ from eigensweep.client.answers.tables import Table
 from eigensweep.client.connection import find_home, may_pass, outlast_restart, read_own_url
 from eigensweep.client.reproductions import Reproduction
 from eigensweep.command.frame import FAILURE, Call
-from eigensweep.command.quickstart import NotReadyError, running_service
+from eigensweep.command.quickstart import NotReadyError, hear_signals, running_service
 from eigensweep.protocol.states import UNTRAINED
 
 RESULTS_VARIABLE = "EIGENSWEEP_RESULTS"
@@ -367,6 +367,7 @@ def service_of_our_own(call: Call, results: Path | None) -> Iterator[Client]:
             home.mkdir(mode=0o700, parents=True, exist_ok=True)
             if results is not None and results.is_dir():
                 os.environ.setdefault(RESULTS_VARIABLE, str(results.absolute()))
+            hear_signals()
             try:
                 screen = Console(stderr=True) if call.as_json else call.screen
                 with running_service(home, screen) as started:

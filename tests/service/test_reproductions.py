@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -25,7 +26,7 @@ from sqlalchemy import update
 from starlette.testclient import TestClient
 
 from eigensweep.client import RefusedError, ServiceAwayError, connection
-from eigensweep.command.reproduce import follow, save_results
+from eigensweep.command.reproduce import follow, save_results, service_of_our_own
 from eigensweep.protocol.messages import DriverOptions
 from eigensweep.reports.__main__ import main as make_report
 from eigensweep.reports.messages import ReportOutcome
@@ -520,6 +521,33 @@ def test_a_service_that_lives_is_waited_for(monkeypatch, error, lives, is_told):
     with pytest.raises(type(error)) if is_told else nullcontext():
         assert follow(service, [NAME], "short", Console(), **how) == [found]
     assert found.refresh.call_count == (1 if is_told else 3)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_service_that_was_started(monkeypatch, tmp_path, number):
+    ended = []
+
+    @contextmanager
+    def run(home: Path, screen: Any) -> Iterator[Any]:
+        try:
+            yield Mock()
+        finally:
+            ended.append(home)
+
+    monkeypatch.setattr("eigensweep.command.reproduce.running_service", run)
+    monkeypatch.setenv("EIGENSWEEP_HOME", str(tmp_path))
+    monkeypatch.setenv("EIGENSWEEP_URL", "http://127.0.0.1:1")
+    before = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:  # a shell's background job ignores both
+        with (
+            pytest.raises((SystemExit, KeyboardInterrupt)),
+            service_of_our_own(Mock(as_json=False), None),
+        ):
+            signal.raise_signal(number)
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    assert ended == [tmp_path]
 
 
 def test_suites_are_listed_with_their_cost_and_what_they_post(client):
