@@ -16,6 +16,7 @@ from platformdirs import user_data_path
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
 from eigensweep.client.spec_file import InputError
+from eigensweep.common.variables import expand_home
 
 JsonObject = dict[str, Any]
 """An object of the API, as docs/reference/fields.md and /docs of the service describe it."""
@@ -306,16 +307,10 @@ def find_home() -> Path:
 
 
 def _expand(path: str | Path) -> Path:
-    """Return a path with a person's home folder in the place of ~.
-
-    Raises:
-        InputError: if that is not known.
-    """
     try:
-        return Path(path).expanduser()
-    except RuntimeError as error:  # such as ~name of a user who does not exist
-        words = f"the home folder in {path} is not known; write the path in full"
-        raise InputError(words) from error
+        return expand_home(path)
+    except ValueError as error:
+        raise InputError(str(error)) from error
 
 
 def read_own_url(home: Path) -> str | None:

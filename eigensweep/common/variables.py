@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Final
 
 PREFIX: Final = "EIGENSWEEP_"
@@ -65,6 +66,19 @@ GONE: Final = {
     for name in ("DRIVER_EXPERIMENTS", "DRIVER_MB", "WARM_DRIVERS")
 }
 """Variables of earlier versions, and why nothing reads them any more."""
+
+
+def expand_home(path: Path | str) -> Path:
+    """Return a path with a person's home folder in the place of ~.
+
+    Raises:
+        ValueError: if that folder is not known, as for ~name of a user who does not exist.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        words = f"the home folder in {path} is not known; write the path in full"
+        raise ValueError(words) from error
 
 
 def find_unknown(names: Iterable[str]) -> dict[str, str | None]:

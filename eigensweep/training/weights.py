@@ -70,7 +70,7 @@ class KeptWeights:
         return Path(path)
 
 
-def check_budget(step: int, config: TrialConfig, which: Which | str) -> None:
+def check_budget(step: int, config: TrialConfig, which: str) -> None:
     """Refuse weights of a step beyond a training's own budget.
 
     Raises:

@@ -32,6 +32,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from eigensweep.common.aside import call_aside
 from eigensweep.common.logs import LogFormat
+from eigensweep.common.variables import expand_home
 from eigensweep.service.settings.webhook_rules import HTTPS_PORT, KEY_PREFIX, check_url
 from eigensweep.store.places.files import is_url
 from eigensweep.store.places.object_files import KEYS, LIBRARIES
@@ -55,16 +56,6 @@ def _read_path(given: object) -> object:
     return text
 
 
-def _expand(path: Path) -> Path:
-    """Return a path made absolute, with a person's home folder in the place of ~."""
-    try:
-        return path.expanduser().absolute()
-    except RuntimeError as error:  # such as ~name of a user who does not exist
-        raise ValueError(
-            f"the home folder in {path} is not known; write the path in full"
-        ) from error
-
-
 def _check_address(given: str) -> str:
     if not re.match(r"https?://[^/\s]", given):
         raise ValueError(f"an address begins with http:// or https://, such as http://{given}")
@@ -72,7 +63,9 @@ def _check_address(given: str) -> str:
 
 
 Address = Annotated[str, AfterValidator(_check_address)]
-Folder = Annotated[Path, BeforeValidator(_read_path), AfterValidator(_expand)]
+Folder = Annotated[
+    Path, BeforeValidator(_read_path), AfterValidator(lambda path: expand_home(path).absolute())
+]
 """A path made absolute, so that it does not depend on the working folder."""
 
 
@@ -84,7 +77,7 @@ def _check_storage(given: object) -> str:
     if re.match(r"(s3|gs):/?(?!/)", place):
         raise ValueError(f"a store is {STORES}; two slashes follow {place[:3]}")
     if not is_url(place):
-        return str(_expand(Path(place)))
+        return str(expand_home(place).absolute())
     parts = urlsplit(place)
     if parts.scheme not in LIBRARIES:
         raise ValueError(

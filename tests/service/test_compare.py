@@ -216,10 +216,16 @@ def test_seeds_of_a_race_change_nothing_at_equal_effort(search, measure, record)
     entry = ledger.load()[0]
     ledger.reopen(0, {**entry.config, "replicates": 3}, "seeds of a race")
     seeds = [
-        ReplicateResult(seed=seed, outcome="completed", value=value, step=9, seconds=3600.0,
-                        test={"cross_entropy": 2 * value, "mse": 2 * value})
+        ReplicateResult(
+            seed=seed,
+            outcome="completed",
+            value=value,
+            step=9,
+            seconds=3600.0,
+            test={"cross_entropy": 2 * value, "mse": 2 * value},
+        )
         for seed, value in enumerate((0.1, 0.9, 0.9))
-    ]  # fmt: skip
+    ]
     ledger.finish(0, ledger.begin(0), "completed", summarise(seeds))
     assert record.trial(id, 0).trial.value > 0.6
     assert measure(id, other)["sides"] == before

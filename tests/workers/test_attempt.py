@@ -283,12 +283,10 @@ class TestKnownSeeds:
         config = first.replicates[0].training.config
         mine = self.make_subject(first).model_copy(update={"place": "e1/00003"})
         options, folders = TrialOptions(weights=which), Folders(str(tmp_path))
-        step = load_network(options, mine, folders).step
+        assert load_network(options, mine, folders).step <= 20
         longer = {"training": {"steps": 60, "evaluate_every": 5}}
         reports = to_the_end(Attempt(order(tmp_path, attempt=2, **longer), "cpu"))
-        if which == "best" and reports[-1].result.best_step <= 20:
-            assert load_network(options, mine, folders).step == step
-            return
+        assert reports[-1].result.best_step > 20
         with pytest.raises(NoWeightsError, match="went on since, with a longer budget"):
             load_network(options, mine, folders)
         with Store(tmp_path).open_newest("e1/00003/0") as file:

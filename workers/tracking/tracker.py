@@ -567,7 +567,8 @@ class Tracker:
     def _keep_weights(self, runs: Runs, parent: str, best: TrialEntry) -> None:
         """Give the experiment's run the weights of its best trial's best replicate, if kept.
 
-        They are not where its training has gone on since, with a longer budget.
+        It gets none where that training has gone on since with a longer budget: they are not those
+        of the result.
         """
         key, budget = self._best_key(best), best.config.get("training", {}).get("steps")
         if budget and self._store.progress(key).step > budget:

@@ -161,7 +161,7 @@ def _extend(
             if budget_of(config) <= trial.steps:
                 continue  # the search varies the budget of its arm
             if further is not _LENGTHENED and experiment.kept in UNRESUMABLE:
-                continue  # nobody asked for it now
+                continue  # it cannot go on, and the longer budget is not what is asked for now
             _check_checkpoints(experiment)
         reopen_trial(part, experiment, trial, config, reason)
     experiment.closed = False

@@ -41,8 +41,9 @@ function isInUse(part) {
   return isMarked || (part.contains(at) && at.matches("a, button, input, select, textarea, summary"));
 }
 
-// The tick of a newer part that is as one of the part of now. Its row is taken along if it left.
-function find(part, newer, tick) {
+// Return the tick of a newer part that stands for one of the part of now. If its row has left the
+// table, the row of now is put at the end of it.
+function keepTick(part, newer, tick) {
   const same = `input[value="${CSS.escape(tick.value)}"]`;
   if (!newer.querySelector(same)) {
     const at = [...part.querySelectorAll("tbody")].indexOf(tick.closest("tbody"));
@@ -53,7 +54,7 @@ function find(part, newer, tick) {
 
 // Renew a part; return false if it is in use, or if something that was ticked is gone.
 function renew(part, newer) {
-  const ticks = [...part.querySelectorAll("input:checked")].map((each) => find(part, newer, each));
+  const ticks = [...part.querySelectorAll("input:checked")].map((each) => keepTick(part, newer, each));
   if (part.innerHTML === newer.innerHTML) return true;
   if (isInUse(part) || ticks.includes(null)) return false;
   const regions = (of) => [...of.querySelectorAll("[tabindex]")];
