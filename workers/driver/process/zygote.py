@@ -33,6 +33,13 @@ TELL_SECONDS: Final = 1.0
 """It says at least so often that it is alive."""
 LONGEST_WORDS: Final = 10_000
 """Letters of a driver's last words: even escaped they fit into a pipe, which is read at the end."""
+LATE: Final = (
+    "mlflow.tracking.request_auth.registry",
+    "mlflow.tracking.request_header.registry",
+    "pyarrow.json",
+    "pydantic.v1",
+)
+"""What MLflow and Ray import at a driver's first request: each driver would do that for itself."""
 GO: Final = b"g"
 """What a driver waits for before it does anything: its zygote has told of it."""
 
@@ -144,7 +151,7 @@ def load(modules: list[str]) -> None:
         own_code()
         own_parts()
         load_client()
-        for name in ("eigensweep.workers.driver.process.drive", *modules):
+        for name in ("eigensweep.workers.driver.process.drive", *LATE, *modules):
             import_module(name)
 
 
