@@ -6,7 +6,6 @@ Use: `Client("http://127.0.0.1:8642").submit("quickstart", seed=7).wait().trials
 from __future__ import annotations
 
 import re
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -32,8 +31,8 @@ from eigensweep.client.spec_file import (
     with_settings,
 )
 
-IS_ID = re.compile("[0-9][0-9a-z]{12}")
-"""Ids begin with the time, and so with a digit."""
+IS_ID = re.compile("1[0-9a-hjkmnp-tv-z]{12}")
+"""Ids begin with the time, which is a 1 until 2039; others are looked for."""
 NEWEST = 200
 """Experiments among which the beginning of an id is looked for."""
 
@@ -58,9 +57,8 @@ class Client(Connection):
             RefusedError: if the service finds something wrong with the spec.
         """
         spec = self.read_spec(source, settings)
-        key = {"Idempotency-Key": uuid.uuid4().hex}
         query = "?" + urlencode({"notify": list(notify)}, doseq=True) if notify else ""
-        return Experiment(self, self.post(Experiment.listing_path + query, spec, key))
+        return Experiment(self, self.post_once(Experiment.listing_path + query, spec))
 
     def preview(self, source: SpecSource, /, **settings: Any) -> Answer:
         """Return what `submit` would do with the same arguments, without posting it."""
@@ -209,7 +207,7 @@ class Client(Connection):
 
     def events(self, experiment_id: str, after: str | None = None) -> Iterator[Event]:
         """Yield the events of an experiment; see `Experiment.events`."""
-        return Experiment(self, {"id": experiment_id}).events(after)
+        return Experiment(self, {"id": self.find_id(experiment_id)}).events(after)
 
     def compare(
         self, *names: str, metric: str | None = None, smallest: float | None = None

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import platform
+import uuid
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
@@ -32,7 +34,7 @@ CLOCK_SECONDS = 600.0
 RETRY_SECONDS = 0.5
 """The pause before a service that is away is asked again."""
 
-UNAVAILABLE: Final = frozenset({502, 503, 504})
+UNAVAILABLE: Final = frozenset({429, 502, 503, 504})
 """Statuses by which the service, or a proxy before it, says that it cannot answer now."""
 
 FOREIGN: Final = {
@@ -107,6 +109,11 @@ class Connection:
             url, self._end = _find_url()
         url = url.rstrip("/")
         self.url = url if "://" in url else f"http://{url}"
+        if "@" in self.url.partition("://")[2].partition("/")[0]:
+            raise InputError(
+                "the address of the service has a name or a password in it, which would be sent in "
+                "place of the token: leave them out"
+            )
         token = token or read_token_file() or os.environ.get("EIGENSWEEP_TOKEN", "").strip()
         if token and not (token.isascii() and token.isprintable() and " " not in token):
             raise InputError(
@@ -170,6 +177,16 @@ class Connection:
         headers = {"Content-Type": "application/json", **(headers or {})}
         return _read_json(self._request("POST", path, content=content, headers=headers))
 
+    def post_once(self, path: str, body: Mapping[str, object]) -> JsonObject:
+        """Post what must not be posted twice, again if its answer is lost; else as `post`."""
+        key = {"Idempotency-Key": uuid.uuid4().hex}
+        try:
+            return self.post(path, body, key)
+        except ServiceAwayError as error:
+            if isinstance(error.__cause__, httpx2.ConnectError | httpx2.ConnectTimeout | None):
+                raise  # it was not sent
+        return outlast_restart(partial(self.post, path, body, key))
+
     def items(self, path: str, limit: int | None = None, **query: Any) -> list[Any]:
         """Return the items of a listing, over as many pages as `limit` needs (None: all)."""
         items: list[Any] = []
@@ -214,6 +231,10 @@ class Connection:
             raise ServiceAwayError(
                 f"no answer from the service at {self.url} ({reason})"
             ) from error
+        if response.has_redirect_location:
+            there = response.headers["location"]
+            detail = f"it sends on to {there}: give the address of the service there"
+            raise RefusedError(response.status_code, {"title": "not here", "detail": detail})
         if not response.is_success:
             raise RefusedError(response.status_code, _read_json(response))
         return response
@@ -293,17 +314,25 @@ def _read_json(response: httpx2.Response) -> JsonObject:
 def _find_url() -> tuple[str, str]:
     """Return the address that the service of this home folder has written there, or the default.
 
-    And why nothing may be sent there: that service has ended. Empty: all is well.
+    And why nothing may be sent there: that service has ended, or the home that is named has none,
+    and another one may be at the default. Empty: all is well.
     """
-    home = find_home()
+    home, problem = find_home(), ""
     url = read_own_url(home)
-    has_ended = url is None and (home / "service.json").exists()
-    return url or DEFAULT_URL, f"the service of {home} has ended" if has_ended else ""
+    if url is None and (home / "service.json").exists():
+        problem = f"the service of {home} has ended"
+    elif url is None and _name_home():
+        problem = f"no service has begun in {home}, which EIGENSWEEP_HOME names"
+    return url or DEFAULT_URL, problem
 
 
 def find_home() -> Path:
     """Return the home folder of a service that is started here with these variables."""
-    return _expand(os.environ.get("EIGENSWEEP_HOME") or user_data_path("eigensweep"))
+    return _expand(_name_home() or user_data_path("eigensweep"))
+
+
+def _name_home() -> str:
+    return os.environ.get("EIGENSWEEP_HOME", "").strip()
 
 
 def _expand(path: str | Path) -> Path:

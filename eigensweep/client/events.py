@@ -43,7 +43,7 @@ def read_events(connection: Connection, path: str, after: str | None = None) -> 
         headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last} if last else {})
         response = outlast_restart(partial(connection.open, f"{path}/events", headers))
         with closing(response), suppress(httpx2.TransportError):  # if it breaks, open it again
-            for message in httpx2.EventSource(response):
+            for message in httpx2.EventSource(response, max_event_size=None):
                 last = message.id or last
                 event = Event(message.id, message.event, json.loads(message.data or "{}"))
                 may_be_over = event.is_end

@@ -268,7 +268,7 @@ class Experiment(Remote):
         """Try its failed trials again, once it is over: they go on from their last commits."""
         return self._act("retry")
 
-    def extend(self, **settings: Any) -> Self:
+    def extend(self, /, **settings: Any) -> Self:
         """Give it more to do, once it is over: `settings` replace fields of its spec.
 
         `extend(**{"training.steps": 4000, "search.trials": 60})`: trials that completed train on

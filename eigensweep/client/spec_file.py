@@ -78,7 +78,7 @@ def read(source: str | Path) -> dict[str, object]:
         if isinstance(error, IsADirectoryError):
             reason = _describe_folder(Path(source))
         raise InputError(f"{where}: {reason}") from error
-    spec = parse_toml(text, where) if where.endswith(".toml") else parse(text, where)
+    spec = parse_toml(text, where) if where.lower().endswith(".toml") else parse(text, where)
     if not isinstance(spec, dict):
         found = "nothing" if spec is None else f"a {type(spec).__name__}"
         raise InputError(f"{where}: a spec is a mapping of names to values; this holds {found}")

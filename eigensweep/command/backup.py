@@ -50,7 +50,9 @@ def back_up(
     ],
     keep: Annotated[
         int | None,
-        typer.Option(min=1, help="How many backups of a folder stay; older ones are removed."),
+        typer.Option(
+            min=1, help="How many backups of this home stay in a folder; older ones are removed."
+        ),
     ] = None,
 ) -> None:
     """Write the home folder into one file, also while the service works; EIGENSWEEP_HOME names it.
@@ -64,14 +66,15 @@ def back_up(
     from eigensweep.service.settings import Settings
 
     folder, removed = file.expanduser().absolute(), list[Path]()
-    if folder.is_dir():
-        file = name_by_time(folder)
-    elif keep is not None:
+    if keep is not None and not folder.is_dir():
         call.fail(f"--keep is for a folder that is there (`mkdir`); {file} is none", TITLE)
     with _failures(call, "no backup was made"), private_umask():
-        manifest = back_up(Settings(), file.expanduser().absolute())
+        settings = Settings()
+        if folder.is_dir():
+            file = name_by_time(folder, settings)
+        manifest = back_up(settings, file.expanduser().absolute())
         if keep is not None:
-            removed = remove_older(file, keep)
+            removed = remove_older(file, settings.home, keep)
     lines = [
         f"{say_count(len(manifest.files), 'file')}, {decimal(manifest.size)}: {file}",
         *(f"removed: {path}" for path in removed),

@@ -610,6 +610,8 @@ def _add_catalogue(kind: str, panel: str, words: str, *, place: str | None = Non
     @command(app, kind, help=words, rich_help_panel=panel)
     def show_catalogue(call: Call, name: CatalogueName = None) -> None:
         path = f"/v1/{place or kind}"
+        if name and not name.strip("."):  # which would ask for the list
+            raise InputError(f"expected the name of one of the {kind}, got {name!r}")
         content = call.near.get(f"{path}/{quote(name, safe='')}" if name else path)
         if name:
             call.tell(content, lambda _: answers.format_catalogue_entry(kind, content))

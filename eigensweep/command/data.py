@@ -59,9 +59,9 @@ def verify(call: Call, names: Names = None) -> None:
     root = _data_root()
     known = _choose(names, root) if names else list(_load_corpora(root).values())
     rows = [_inspect(corpus, root, thorough=True) for corpus in known]
-    _show(call, rows, ("corpus", "state", "bytes", "where"))
+    _show(call, rows, ("corpus", "state", "bytes", "where"), is_named=bool(names))
     states = {row["state"] for row in rows}
-    if states == {"missing"}:
+    if states == {"missing"} and not names:
         _fail(f"nothing to verify in {root}; `eigensweep data fetch` gets a corpus", FAILURE)
     if "damaged" in states or (names and "missing" in states):
         raise typer.Exit(FAILURE)
@@ -187,13 +187,15 @@ def _inspect(corpus: KnownCorpus, root: Path, thorough: bool) -> CorpusRow:
     }
 
 
-def _show(call: Call, rows: list[CorpusRow], heads: tuple[str, ...]) -> None:
+def _show(
+    call: Call, rows: list[CorpusRow], heads: tuple[str, ...], *, is_named: bool = False
+) -> None:
     call.tell(
         rows, lambda _: Table(heads, ([_format_count(row[head]) for head in heads] for row in rows))
     )
     for row in rows if not call.as_json else ():
-        if row["state"] == "damaged":
-            typer.echo(f"{row['corpus']} is damaged: {row['problem']}", err=True)
+        if row["problem"] and (is_named or row["state"] == "damaged"):
+            typer.echo(f"{row['corpus']} is {row['state']}: {row['problem']}", err=True)
 
 
 def _format_count(value: Cell) -> Cell:

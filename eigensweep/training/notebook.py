@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from eigensweep.common.variables import expand_home
 from eigensweep.models.base import Model
 from eigensweep.protocol.messages import ConfigJson
 from eigensweep.results import figures
@@ -170,7 +171,8 @@ def train(
     """
     config = config.resolve() if isinstance(config, TrialConfig) else read_trial(config)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    data_root = data_root or os.environ.get("EIGENSWEEP_DATA_ROOT") or None
+    named = os.environ.get("EIGENSWEEP_DATA_ROOT", "").strip()
+    data_root = data_root or (expand_home(named) if named else None)
     store, before = Store(folder) if folder else None, torch.get_num_threads()
     flushes = (torch.tensor(torch.finfo(torch.float32).tiny) / 2).item() == 0
     threads = Threads.of(config, cpus, device)

@@ -39,7 +39,7 @@ from typing import IO, Final, cast
 
 from sqlalchemy import Connection, make_url, select
 
-from eigensweep.common.private_folders import require_private
+from eigensweep.common.private_folders import keep_secret, require_private
 from eigensweep.protocol.states import OPEN_TRIALS
 from eigensweep.search_spaces.labels import say_count
 from eigensweep.service.process.locking import hold_alone
@@ -68,8 +68,8 @@ BUSY_SECONDS: Final = 60.0
 CHUNK: Final = 1 << 20
 FETCHES: Final = 16
 """Trials that are fetched from an object store at once."""
-NAME_BY_TIME: Final = "eigensweep-%Y%m%d-%H%M%S.tar.gz"
-NAMES_BY_TIME: Final = "eigensweep-????????-??????.tar.gz"
+TIME_IN_NAME: Final = "%Y%m%d-%H%M%S"
+ANY_TIME: Final = "????????-??????"
 
 
 class BackupError(RuntimeError):
@@ -140,16 +140,19 @@ def back_up(settings: Settings, file: Path) -> Manifest:
         OSError, sqlite3.Error, SQLAlchemyError, StorageError: if something cannot be read or
             written.
     """
-    _check_settings(settings, file)
+    _require_record(settings)
+    if file.exists():
+        raise BackupError(f"{file} is there already; choose another name, or remove it")
     place, record = settings.storage_folder, _find_record(settings)
     with ExitStack() as stack:
         taken = BackupError(f"another backup of {settings.home} is being made")
         stack.enter_context(hold_alone(settings.home / "backup.lock", taken))
         storage = settings.home if is_url(place) else Path(place)
+        prefix = f"{STAGING}{_read_mark(settings.home)}-"
         for folder in (settings.home, storage):
-            _remove_leftovers(folder)
-        copies = stack.enter_context(_make_staging(settings.home))
-        shots = _StoreCopy(place, stack.enter_context(_make_staging(storage)))
+            _remove_leftovers(folder, prefix)
+        copies = stack.enter_context(_make_staging(settings.home, prefix))
+        shots = _StoreCopy(place, stack.enter_context(_make_staging(storage, prefix)))
         shots.take(record.read_trials(), only_ended=True)
         with record.hold_still(copies / RECORD) as trials:
             if settings.mlflow_uri is None:
@@ -159,32 +162,44 @@ def back_up(settings: Settings, file: Path) -> Manifest:
             return _write_archive(target, settings, copies, shots)
 
 
-def name_by_time(folder: Path) -> Path:
-    """Return the name of a new backup in a folder of backups."""
-    return folder / time.strftime(NAME_BY_TIME, time.gmtime())
+def name_by_time(folder: Path, settings: Settings) -> Path:
+    """Return the name of a new backup of a home, in a folder of backups.
+
+    Raises:
+        BackupError: if there is nothing to be saved.
+    """
+    _require_record(settings)
+    return folder / _name(settings.home, time.strftime(TIME_IN_NAME, time.gmtime()))
 
 
-def remove_older(made: Path, keep: int) -> list[Path]:
-    """Remove all but the newest `keep` backups in the folder of the one that was just made.
+def remove_older(made: Path, home: Path, keep: int) -> list[Path]:
+    """Remove all but the newest `keep` backups of a home, from the folder of the one just made.
 
     Those with a later name are from when the clock was ahead, and go first. Returns what was
     removed.
     """
-    found = made.parent.glob(NAMES_BY_TIME)
+    found = made.parent.glob(_name(home, ANY_TIME))
     older = sorted(found, key=lambda path: (path.name <= made.name, path.name))[:-keep]
     for path in older:
         path.unlink(missing_ok=True)
     return older
 
 
-def _check_settings(settings: Settings, file: Path) -> None:
+def _name(home: Path, moment: str) -> str:
+    return f"eigensweep-{moment}-{_read_mark(home)}.tar.gz"
+
+
+def _read_mark(home: Path) -> str:
+    """Return what tells a home's backups from those of others in the same places."""
+    return keep_secret(home / "backup.mark")[:6]
+
+
+def _require_record(settings: Settings) -> None:
     if settings.database_url is None and not (settings.home / RECORD).exists():
         raise BackupError(
             f"there is no record in {settings.home}; set EIGENSWEEP_HOME to the home folder of "
             "the service"
         )
-    if file.exists():
-        raise BackupError(f"{file} is there already; choose another name, or remove it")
 
 
 def _find_record(settings: Settings) -> _SqliteRecord | _PostgresqlRecord:
@@ -203,15 +218,15 @@ def _find_record(settings: Settings) -> _SqliteRecord | _PostgresqlRecord:
 
 
 @contextmanager
-def _make_staging(folder: Path) -> Iterator[Path]:
+def _make_staging(folder: Path, prefix: str) -> Iterator[Path]:
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=STAGING, dir=folder) as made:
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as made:
         yield Path(made)
 
 
-def _remove_leftovers(folder: Path) -> None:
-    """Remove what a backup that was killed has left."""
-    for path in folder.glob(f"{STAGING}*"):
+def _remove_leftovers(folder: Path, prefix: str) -> None:
+    """Remove what a backup of this home that was killed has left: others share the store."""
+    for path in folder.glob(f"{prefix}*"):
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -311,7 +326,7 @@ class _StoreCopy:
     """
 
     def __init__(self, storage: str, staging: Path) -> None:
-        self._store, self._staging = Store(storage), staging
+        self._store, self.staging = Store(storage), staging
         self._reports = None if is_url(storage) else Path(storage)
         self._taken: dict[tuple[str, int], _TrialRow] = {}
         self._wanted: list[_TrialRow] = []
@@ -342,19 +357,19 @@ class _StoreCopy:
 
     def _copy(self, trial: _TrialRow) -> None:
         place = f"{trial.experiment}/{trial.number:05d}"
-        shutil.rmtree(self._staging / place, ignore_errors=True)
+        shutil.rmtree(self.staging / place, ignore_errors=True)
         for seed in self._store.files.names(place):
             key = f"{place}/{seed}"
-            target = self._staging / key
+            target = self.staging / key
             target.mkdir(parents=True)
             copy_out(self._store, key, target, trial.attempt)
 
     def list_files(self) -> Iterator[tuple[str, Path]]:
         """Yield name and path of each file."""
         for trial in self._wanted:
-            folder = self._staging / trial.experiment / f"{trial.number:05d}"
+            folder = self.staging / trial.experiment / f"{trial.number:05d}"
             for path in _list_files(folder):
-                name = path.relative_to(self._staging).as_posix()
+                name = path.relative_to(self.staging).as_posix()
                 yield f"storage/{name}", path
         if self._reports is None:
             return
@@ -400,11 +415,21 @@ def _write_archive(
     )
     with tarfile.open(fileobj=target, mode="w:gz", compresslevel=1) as archive:
         for name, path in _list_members(settings, copies, shots):
-            with suppress(FileNotFoundError), path.open("rb") as source:
+            with _may_vanish(path, copies, shots.staging), path.open("rb") as source:
                 made.files[name] = _add(archive, name, source)
         content = made.to_json()
         archive.addfile(_describe(MANIFEST, len(content), made.made_at), io.BytesIO(content))
     return made
+
+
+@contextmanager
+def _may_vanish(path: Path, *staging: Path) -> Iterator[None]:
+    """Pass over a file that has vanished, unless it is a copy that was made for the backup."""
+    try:
+        yield
+    except FileNotFoundError:
+        if any(path.is_relative_to(folder) for folder in staging):
+            raise BackupError(f"{path} was removed meanwhile: begin again") from None
 
 
 def _list_members(

@@ -21,8 +21,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, Literal, TypedDict
+from urllib.parse import urlsplit
 
 import httpx2
 import psutil  # type: ignore[import-untyped]
@@ -36,7 +38,13 @@ from eigensweep.common.private_folders import UnsafeFolderError, require_private
 from eigensweep.common.variables import describe_unknown, find_unknown
 from eigensweep.search_spaces.labels import say_count
 from eigensweep.service.process.ports import listen
-from eigensweep.service.settings import Mlflow, Settings, StartError, explain_settings
+from eigensweep.service.settings import (
+    Mlflow,
+    Settings,
+    StartError,
+    explain_settings,
+    is_loopback,
+)
 from eigensweep.store.places.disk_space import LEAST_FILES, find_low
 from eigensweep.store.places.durable_files import StorageError, StoreKeysError
 from eigensweep.store.places.files import is_url
@@ -89,7 +97,8 @@ class Context:
         address = (self.url or "").rstrip("/")
         url = f"{address}{path}" if "://" in address else f"http://{address}{path}"
         with suppress(httpx2.HTTPError, httpx2.InvalidURL):
-            return httpx2.get(url, headers=headers, timeout=PATIENCE_SECONDS, trust_env=False)
+            leads_away = not is_loopback(urlsplit(url).hostname or "")  # by a proxy, as the client
+            return httpx2.get(url, headers=headers, timeout=PATIENCE_SECONDS, trust_env=leads_away)
         return None
 
 
@@ -286,6 +295,11 @@ def check_database(context: Context) -> Iterator[Finding]:
     file = database.file_of(url)
     if file is not None and not file.exists():
         yield ok("database", f"{place} is made at the first start")
+        yield from _look_at_access(context.settings, is_new=True)
+        return
+    if _lacks_driver(url):
+        words = f"{place} needs psycopg, which is not installed"
+        yield Finding("problem", "database", words, "pip install 'eigensweep[postgres]'")
         return
     try:
         have, newest = compare_versions(url)
@@ -297,6 +311,7 @@ def check_database(context: Context) -> Iterator[Finding]:
         database.engine(url).dispose()
     if have == newest:
         yield ok("database", f"{place} has schema {have}")
+        yield from _look_at_access(context.settings)
     elif have is None or have < newest:
         words = f"{place} has schema {have or 'none'}; this version has {newest}"
         if is_too_old(have):
@@ -306,6 +321,21 @@ def check_database(context: Context) -> Iterator[Finding]:
     else:
         words = f"{place} has schema {have}, which is newer than {newest} of this version"
         yield Finding("problem", "database", words, "install the newer version of Eigensweep")
+
+
+def _lacks_driver(url: str) -> bool:
+    """Return whether a database is PostgreSQL's, and what speaks with it is not installed."""
+    return make_url(url).get_backend_name() != "sqlite" and find_spec("psycopg") is None
+
+
+def _look_at_access(settings: Settings, *, is_new: bool = False) -> Iterator[Finding]:
+    """Yield that the service would not start, since strangers could come in."""
+    from eigensweep.service.process.serve import require_a_token
+
+    try:
+        require_a_token(settings, is_new=is_new)
+    except StartError as error:
+        yield Finding("problem", "access", str(error), "until then the service does not start")
 
 
 def check_folders(context: Context) -> Iterator[Finding]:
@@ -519,7 +549,7 @@ def check_clock(context: Context) -> Iterator[Finding]:
         compared = True  # the header has whole seconds: half of one is its mean error
         yield _judge_clock("service", (before + time.time()) / 2 - shown - 0.5)
     url = context.settings.database
-    if make_url(url).get_backend_name() == "postgresql":
+    if make_url(url).get_backend_name() == "postgresql" and not _lacks_driver(url):
         from eigensweep.service.record.sql import database
 
         asked = text("SELECT extract(epoch FROM clock_timestamp())")

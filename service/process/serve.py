@@ -153,7 +153,7 @@ def serve(settings: Settings) -> None:
         # From here on imports take seconds; MLflow has begun with its own.
         with load_for_good():
             leadership = stack.enter_context(_open_record(settings, about))
-            _require_a_token(settings)
+            require_a_token(settings)
             app, dispatcher, jobs = _build(settings, place, leadership)
         http = _Http(listener, app)
         stack.callback(http.stop)
@@ -456,14 +456,19 @@ def _make_runner(
     return JobRunner(service.jobs, handlers)
 
 
-def _require_a_token(settings: Settings) -> None:
-    """Refuse to listen where other machines can come, while nobody could show who they are."""
-    knows = settings.token or settings.proxy_secret
-    if not knows and not is_loopback(settings.host):
-        from eigensweep.service.record.users.accounts import Accounts
+def require_a_token(settings: Settings, *, is_new: bool = False) -> None:
+    """Refuse to listen where other machines can come, while nobody could show who they are.
 
-        if Accounts(settings.database).has_usable_token():
-            return
+    `is_new` says that there is no record yet, and so nobody's token.
+
+    Raises:
+        StartError: if they can come; the message says what would help.
+    """
+    from eigensweep.service.record.users.accounts import Accounts
+
+    if settings.token or settings.proxy_secret or is_loopback(settings.host):
+        return
+    if is_new or not Accounts(settings.database).has_usable_token():
         raise StartError(
             f"host {settings.host} can be reached from other machines: make a token with "
             "`eigensweep token create`, or set EIGENSWEEP_TOKEN to a secret of your choice, or "

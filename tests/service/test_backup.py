@@ -31,6 +31,7 @@ from sqlalchemy.exc import OperationalError
 from typer.testing import CliRunner
 
 from eigensweep.command.cli import app as command_line
+from eigensweep.common.private_folders import keep_secret
 from eigensweep.protocol.states import OUTCOMES
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
@@ -275,8 +276,28 @@ class TestSecrets:
         for path in (tmp_path / "copy").rglob("*"):
             assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
 
+    def test_that_of_another_home_on_one_store_is_left_alone(self, settings, tmp_path):
+        other = Path(settings.storage_folder) / ".backup-abcdef-runs"
+        other.mkdir(parents=True)
+        (other / "x").write_text("x")
+        back_up(settings, tmp_path / "b.tar.gz")
+        assert (other / "x").read_text() == "x"
+
+    def test_a_copy_that_vanishes_meanwhile_is_no_backup(self, settings, tmp_path, monkeypatch):
+        list_members = backup._list_members
+
+        def lose(settings, copies, shots):
+            yield from list_members(settings, copies, shots)
+            yield "gone", copies / "gone"
+
+        monkeypatch.setattr(backup, "_list_members", lose)
+        with pytest.raises(BackupError, match="removed meanwhile: begin again"):
+            back_up(settings, tmp_path / "b.tar.gz")
+        assert not (tmp_path / "b.tar.gz").exists()
+
     def test_nothing_is_left_beside_it_also_by_one_that_was_killed(self, settings, tmp_path):
-        left = Path(settings.storage_folder) / ".backup-killed"
+        mark = keep_secret(settings.home / "backup.mark")[:6]
+        left = Path(settings.storage_folder) / f".backup-{mark}-killed"
         left.mkdir(parents=True)
         (left / "x").write_text("x")
         back_up(settings, tmp_path / "b.tar.gz")
@@ -494,16 +515,17 @@ class TestCommands:
             made = CliRunner().invoke(command_line, ["backup", str(folder), "--keep", "2"])
             assert made.exit_code == 0, made.output
         assert "removed: " in made.output
+        mark = (settings.home / "backup.mark").read_text()[:6]
         assert sorted(path.name for path in folder.iterdir()) == [
-            "eigensweep-19700101-000200.tar.gz",
-            "eigensweep-19700101-000300.tar.gz",
+            f"eigensweep-19700101-000200-{mark}.tar.gz",
+            f"eigensweep-19700101-000300-{mark}.tar.gz",
             "mine.tar.gz",
         ]
         for _ in range(3):
             made = CliRunner().invoke(command_line, ["backup", str(folder), "--keep", "1"])
             assert made.exit_code == 0, made.output
         assert sorted(path.name for path in folder.glob("eigensweep*")) == [
-            "eigensweep-19700103-000000.tar.gz"
+            f"eigensweep-19700103-000000-{mark}.tar.gz"
         ]
         made = CliRunner().invoke(command_line, ["backup", str(tmp_path / "x.gz"), "--keep", "2"])
         assert made.exit_code == 2

@@ -95,16 +95,16 @@ def client(stub: Stub) -> Iterator[Client]:
 
 
 def test_events_continue_after_a_broken_connection(stub: Stub, client: Client) -> None:
-    stub.answers["/v1/experiments/e7"] = [
+    stub.answers[f"/v1/experiments/{ID}"] = [
         as_json(200, {"state": "running"}),
         as_json(200, {"state": "completed"}),
     ]
-    stub.answers["/v1/experiments/e7/events"] = [
+    stub.answers[f"/v1/experiments/{ID}/events"] = [
         as_events((1, "experiment.started"), (2, "trial.started")),
         as_events((3, "trial.completed"), (4, "experiment.completed")),
     ]
 
-    heard = [(event.id, event.kind) for event in client.events("e7")]
+    heard = [(event.id, event.kind) for event in client.events(ID)]
 
     assert [id for id, _ in heard] == ["1", "2", "3", "4"]
     resumed = [headers.get("Last-Event-ID") for path, headers, _ in stub.heard if "events" in path]
@@ -112,40 +112,52 @@ def test_events_continue_after_a_broken_connection(stub: Stub, client: Client) -
 
 
 def test_events_go_on_over_an_end_that_was_not_the_last(stub: Stub, client: Client) -> None:
-    stub.answers["/v1/experiments/e7"] = [
+    stub.answers[f"/v1/experiments/{ID}"] = [
         as_json(200, {"state": "queued"}),
         as_json(200, {"state": "completed"}),
     ]
-    stub.answers["/v1/experiments/e7/events"] = [
+    stub.answers[f"/v1/experiments/{ID}/events"] = [
         as_events((1, "experiment.completed")),
         as_events((2, "experiment.reopened"), (3, "experiment.completed")),
     ]
 
-    assert [event.id for event in client.events("e7")] == ["1", "2", "3"]
+    assert [event.id for event in client.events(ID)] == ["1", "2", "3"]
 
 
 def test_an_empty_id_is_refused_with_what_would_work(stub: Stub, client: Client) -> None:
-    for ask in (client.analysis, client.reproduction, lambda id: next(client.events(id))):
+    for ask in (client.analysis, client.reproduction):
         with pytest.raises(ValueError, match=r"got ''; give an 'id' that GET /v1/\w+ lists"):
             ask("")
+    with pytest.raises(ValueError, match="the name of an experiment is empty"):
+        client.events("")
     assert stub.heard == []
 
 
-def test_there_are_no_events_after_the_end(stub: Stub, client: Client) -> None:
-    stub.answers["/v1/experiments/e7"] = [as_json(200, {"state": "cancelled"})]
-    stub.answers["/v1/experiments/e7/events"] = [as_events()]
+def test_events_of_any_size_arrive_also_by_name(stub: Stub, client: Client) -> None:
+    newest = {"id": ID, "name": "mine", "state": "failed"}
+    stub.answers["/v1/experiments"] = [as_json(200, {"items": [newest], "next_cursor": None})]
+    stub.answers[f"/v1/experiments/{ID}"] = [as_json(200, newest)]
+    stub.answers[f"/v1/experiments/{ID}/events"] = [
+        as_events((1, "x" * 2**21), (2, "experiment.failed")),
+    ]
+    assert [event.id for event in client.events("last")] == ["1", "2"]
 
-    assert list(client.events("e7", after="9")) == []
+
+def test_there_are_no_events_after_the_end(stub: Stub, client: Client) -> None:
+    stub.answers[f"/v1/experiments/{ID}"] = [as_json(200, {"state": "cancelled"})]
+    stub.answers[f"/v1/experiments/{ID}/events"] = [as_events()]
+
+    assert list(client.events(ID, after="9")) == []
 
 
 def test_events_of_an_end_during_a_break_are_not_lost(stub: Stub, client: Client) -> None:
-    stub.answers["/v1/experiments/e7"] = [as_json(200, {"state": "completed"})]
-    stub.answers["/v1/experiments/e7/events"] = [
+    stub.answers[f"/v1/experiments/{ID}"] = [as_json(200, {"state": "completed"})]
+    stub.answers[f"/v1/experiments/{ID}/events"] = [
         as_events((1, "experiment.started")),
         as_events((2, "trial.completed"), (3, "experiment.completed")),
     ]
 
-    assert [event.id for event in client.events("e7")] == ["1", "2", "3"]
+    assert [event.id for event in client.events(ID)] == ["1", "2", "3"]
 
 
 def test_waiting_outlasts_a_restart_of_the_service(stub: Stub, client: Client) -> None:
@@ -305,6 +317,43 @@ def test_a_submission_carries_the_token_and_a_key_of_its_own(stub: Stub, client:
     first, second = (headers for _, headers, _ in stub.heard)
     assert first["Authorization"] == "Bearer let-me-in"
     assert first["Idempotency-Key"] != second["Idempotency-Key"]
+
+
+def test_a_post_whose_answer_is_lost_is_repeated_as_the_same(stub: Stub, client: Client) -> None:
+    made = {"id": ID, "name": "x", "state": "queued"}
+    stub.answers["/v1/experiments"] = [
+        lambda request: request.connection.close(),
+        as_json(503, {"title": "not yet"}),
+        as_json(201, made),
+    ]
+    assert client.submit({"name": "x"}).id == ID
+    assert len({headers["Idempotency-Key"] for _, headers, _ in stub.heard}) == 1
+    assert len(stub.heard) == 3
+
+
+def test_an_address_that_sends_on_is_told_where_to(stub: Stub, client: Client) -> None:
+    def send_on(request: Any) -> None:
+        request.send_response(308)
+        request.send_header("Location", "https://lab.example/v1/experiments")
+        request.send_header("Content-Length", "0")
+        request.end_headers()
+
+    stub.answers["/v1/experiments"] = [send_on]
+    with pytest.raises(RefusedError, match=r"sends on to https://lab\.example/v1/experiments"):
+        client.experiments()
+
+
+def test_no_password_is_sent_in_the_tokens_place() -> None:
+    with pytest.raises(InputError, match="has a name or a password in it") as refused:
+        Client("https://me:secret@lab.example", "token")
+    assert "secret" not in str(refused.value)
+
+
+def test_a_name_like_an_id_is_looked_for(stub: Stub, client: Client) -> None:
+    named = {"id": ID, "name": "20261130sweep"}
+    stub.answers["/v1/experiments"] = [as_json(200, {"items": [named], "next_cursor": None})]
+    assert client.find_id("20261130sweep") == ID
+    assert client.find_id("1m8bxmdwjhy85") == "1m8bxmdwjhy85"
 
 
 def test_a_preset_is_fetched_and_changed_by_settings(stub: Stub, client: Client) -> None:

@@ -524,6 +524,9 @@ class TestLooking:
         write_letters(root)
         assert run("verify", "letters").exit_code == 0
         assert run("verify", "letters", "tones").exit_code == 1
+        done = run("verify", "tones")
+        assert done.exit_code == 1
+        assert "tones is missing: " in done.stderr
 
     def test_verifying_an_empty_folder_fails(self, root):
         root.mkdir()

@@ -25,6 +25,7 @@ from eigensweep.command.cli import app
 from eigensweep.models.recurrence.native import library
 from eigensweep.service.process import checkup
 from eigensweep.service.process.checkup import Context, Finding, examine
+from eigensweep.service.record.migrations import migrate
 from eigensweep.service.settings import Settings
 from eigensweep.tasks import treebank
 
@@ -357,6 +358,37 @@ def test_the_service_is_asked_with_the_token_of_the_file(monkeypatch, tmp_path, 
     settings = Settings(home=tmp_path, token=SecretStr("of-settings"))
     checkup.Context(settings, "http://127.0.0.1:8642", given).ask("/readyz")
     assert asked == [{"Authorization": f"Bearer {sent}"}]
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_host_that_strangers_reach_needs_a_token(context, tmp_path, is_new):
+    reached = context(host="0.0.0.0")
+    if not is_new:
+        reached.settings.home.mkdir()
+        migrate(reached.settings.database)
+    found = only(checkup.check_database(reached), "access")
+    assert found.state == "problem"
+    assert "make a token with `eigensweep token create`" in found.detail
+    closed = context(host="0.0.0.0", token=SecretStr("s" * 20))
+    assert "access" not in [each.what for each in checkup.check_database(closed)]
+
+
+def test_a_database_without_its_driver_is_told_in_words(context, monkeypatch):
+    monkeypatch.setattr(checkup, "find_spec", lambda name: None)
+    made = context(database_url="postgresql://me@127.0.0.1:1/record")
+    (found,) = checkup.check_database(made)
+    assert "needs psycopg, which is not installed" in found.detail
+    assert found.advice == "pip install 'eigensweep[postgres]'"
+
+
+@pytest.mark.parametrize(
+    ("url", "leads_away"), [("http://127.0.0.1:8642", False), ("https://lab.example", True)]
+)
+def test_proxies_and_certificates_count_as_for_the_client(monkeypatch, tmp_path, url, leads_away):
+    asked = []
+    monkeypatch.setattr(checkup.httpx2, "get", lambda _, trust_env, **__: asked.append(trust_env))
+    checkup.Context(Settings(home=tmp_path), url).ask("/healthz")
+    assert asked == [leads_away]
 
 
 def test_a_service_that_should_run_and_is_silent_is_a_problem(tmp_path):

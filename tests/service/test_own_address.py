@@ -52,6 +52,16 @@ def test_no_token_goes_to_the_address_of_an_ended_service(home):
     assert read_own_url(home) is None
 
 
+def test_a_home_without_a_service_sends_nothing_to_another_ones(home, monkeypatch):
+    empty = home / "mistyped"
+    monkeypatch.setenv("EIGENSWEEP_HOME", f" {empty} ")
+    with (
+        Connection(token="secret") as connection,
+        pytest.raises(ServiceAwayError, match=f"no service has begun in {empty}"),
+    ):
+        connection.get("/readyz")
+
+
 def test_where_a_service_has_ended_this_installation_answers(home, monkeypatch):
     change(home, pid=2**22 + 1)
     assert "copying" in json.dumps(Call().near.get("/v1/presets"))

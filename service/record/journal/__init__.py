@@ -34,6 +34,8 @@ from eigensweep.service.record.sql.tables import (
 )
 from eigensweep.service.record.sql.walks import choose, is_in, walk
 
+LONGEST_ERROR: Final = 10_000
+"""Letters of an error that an event has; the trial, or the experiment, has all of it."""
 _OPEN: Final = choose(is_in(states.OPEN_TRIALS))
 
 
@@ -226,7 +228,7 @@ def spent_seconds(experiment: ExperimentRow, now: float) -> float:
 
 
 def _last_line(error: str | None) -> str | None:
-    return None if error is None else error.strip().rsplit("\n", 1)[-1]
+    return None if error is None else error.strip().rsplit("\n", 1)[-1][:LONGEST_ERROR]
 
 
 def interrupt_trial(
@@ -259,7 +261,8 @@ def end_experiment(
     for part, trial in walk(rows, _OPEN, experiment.id):
         finish_trial(part, experiment, trial, "cancelled", trial.result)
     experiment.error = to_storable(error)
-    move_experiment(rows, experiment, state, error=experiment.error)
+    told = experiment.error and experiment.error[-LONGEST_ERROR:]
+    move_experiment(rows, experiment, state, error=told)
     experiment.finished_at = time.time()
     _tell_webhooks(rows, experiment, f"experiment.{state}")
     return True
