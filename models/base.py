@@ -189,6 +189,8 @@ class Model(nn.Module, ABC):
     Config: ClassVar[type[ModelConfig]]
     not_static: ClassVar[str | None] = None
     """Why a GPU cannot repeat this model's training step as a whole. None: it can."""
+    is_random: ClassVar[bool] = False
+    """Whether `forward` draws random numbers (dropout). Of other packages' models all may."""
     host_inputs: ClassVar[tuple[str, ...]] = ()
     """Parameters and buffers that `update_on_host` and `host_values` read, by their names."""
     reads_host_values: bool = False
@@ -230,7 +232,8 @@ class Model(nn.Module, ABC):
     def restart(self, state: State, rows: Tensor) -> State:
         """Return `state` with the initial state in some rows of the batch. Default: zeros.
 
-        `rows` is bool, (B,).
+        `rows` is bool, (B,). The default takes the first axis of each tensor for the rows. What it
+        gives is what `forward` begins with without a state.
         """
 
         def reset(part: Tensor) -> Tensor:
@@ -289,8 +292,8 @@ class Model(nn.Module, ABC):
 
     def penalty(self) -> Tensor:
         """Return the model's own regularisation, a scalar that is added to the loss. Default: 0."""
-        anything = next(chain(self.parameters(), self.buffers()))
-        return torch.zeros((), device=anything.device)
+        anything = next(chain(self.parameters(), self.buffers()), None)
+        return torch.zeros((), device=None if anything is None else anything.device)
 
     def constraint_report(self) -> dict[str, Tensor]:
         """Return scalars that show how well the constraint holds, such as max |WᵀW - I|.

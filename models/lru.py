@@ -12,7 +12,8 @@ appendix A. The rest of a layer is that of the program minimal-LRU (Zucchet, at 
 not the authors' and says that it has the paper's choices.
 
 Departure: there is no dropout, and no batch normalisation, which that program has by default: a
-layer's norm is its LayerNorm.
+layer's norm is its LayerNorm. That program trains B, too, at the lower rate and without decay; here
+these are of ν, θ and γ alone.
 """
 
 from __future__ import annotations
@@ -88,6 +89,7 @@ class LRULayer(Layer):
         self.scale, self.shift = nn.Parameter(torch.ones(w)), nn.Parameter(torch.zeros(w))
         radius, phase = (torch.rand(n).clamp(NEAREST, 1 - NEAREST) for _ in range(2))
         modulus2 = config.r_min**2 + radius * (config.r_max**2 - config.r_min**2)
+        modulus2 = modulus2.clamp(max=1 - NEAREST)
         self.nu = nn.Parameter(torch.log(-torch.log(modulus2) / 2))
         self.theta = nn.Parameter(torch.log(phase) + log(config.max_phase))
         self.gamma = nn.Parameter(torch.log1p(-modulus2) / 2)

@@ -163,7 +163,7 @@ class OptimizerConfig(Strict):
             given = self.schedule_factor
             filled["schedule_factor"] = FACTORS[self.schedule] if given is None else given
         if self.schedule == "exponential":
-            filled["schedule_every"] = self.schedule_every or task.steps_per_epoch
+            filled["schedule_every"] = self.schedule_every or _steps_of_an_epoch(task)
         elif self.schedule == "halve_on_plateau":
             filled["schedule_patience"] = self.schedule_patience or 1
         elif self.schedule == "cosine":
@@ -259,6 +259,16 @@ class ObjectiveConfig(Strict):
         description="The metric; trials are ranked by its best validation value. Default: the "
         "task's loss",
     )
+
+
+def _steps_of_an_epoch(task: TaskConfig) -> int:
+    try:
+        return task.steps_per_epoch
+    except ValueError as error:
+        raise ValueError(
+            f"with schedule exponential the rates fall after each epoch, and {task.name} has none "
+            "that its config tells: give 'optimizer.schedule_every', in steps"
+        ) from error
 
 
 def find_code(task: str, model: str, *, now: bool = False) -> str | None:

@@ -291,13 +291,15 @@ class SpeechFrames(Task):
         return read_speech(self.config.corpus, self.config.digest, self.data_root)
 
     def _padded_length(self, part: Part) -> int:
-        longest = self._speech.frames[part].longest
+        frames = self._speech.frames
         if part == "train" or self.config.pad_frames is None:
-            return longest
+            return frames[part].longest
+        longest = max(frames["valid"].longest, frames["test"].longest)
         if self.config.pad_frames < longest:
             raise ValueError(
                 f"speech_frames on {self.config.corpus} needs 'pad_frames' of at least {longest}, "
-                f"the frames of the longest {part} recording; it is {self.config.pad_frames}"
+                "the frames of the longest recording of validation and test; it is "
+                f"{self.config.pad_frames}"
             )
         return self.config.pad_frames
 

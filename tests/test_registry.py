@@ -182,6 +182,23 @@ def test_every_file_of_a_package_is_in_its_digest(tmp_path, monkeypatch, name):
     assert digest_package("labs") != before
 
 
+def test_linked_folders_and_second_places_of_a_package_count(tmp_path, monkeypatch):
+    first, second, outside = tmp_path / "one/spread", tmp_path / "two/spread", tmp_path / "outside"
+    for folder in (first, second, outside):
+        folder.mkdir(parents=True)
+        (folder / "x.py").write_text("x = 1")
+        monkeypatch.syspath_prepend(folder.parent)
+    (first / "linked").symlink_to(outside)
+    (outside / "round").symlink_to(first)
+    (second / "y.py").write_text("y = 1")
+    before = digest_package("spread")
+    assert sorted(before) == ["linked/x.py", "x.py", "y.py"]
+    for file in (second / "y.py", outside / "x.py"):
+        file.write_text("other = 1")
+        assert digest_package("spread") != before
+        before = digest_package("spread")
+
+
 def test_a_name_that_was_left_out_is_answered_with_the_reason(install):
     install("echo = lab:Echo", "import no_such_module")
     with pytest.raises(UnknownNameError) as caught:

@@ -6,7 +6,8 @@ Nothing is imported here: a package may fail at that, or take long.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,26 +20,43 @@ words. All others count, since a package may read its settings or first values f
 
 def find_package(package: str) -> Path | None:
     """Return a package's folder, or the file of one that is a file; None if there is none."""
+    return next(iter(_find_places(package)), None)
+
+
+def _find_places(package: str) -> list[Path]:
+    """Return the folders of a package, of which one without `__init__.py` may have several."""
     try:
         spec = find_spec(package)
     except (ImportError, ValueError):
-        return None  # the registry leaves it out, and says why
+        return []  # the registry leaves it out, and says why
     if spec is None:
-        return None
+        return []
     if spec.submodule_search_locations:
-        return Path(next(iter(spec.submodule_search_locations)))
-    return Path(spec.origin) if spec.origin is not None and Path(spec.origin).is_file() else None
+        return [Path(each) for each in spec.submodule_search_locations]
+    return [Path(spec.origin)] if spec.origin is not None and Path(spec.origin).is_file() else []
 
 
 def digest_package(package: str) -> dict[str, str]:
-    """Return a digest of each file of a package, by its path inside."""
-    place = find_package(package)
-    if place is None:
-        return {}
-    files = {Path(place.name): place}
-    if not place.is_file():
-        files = {path.relative_to(place): path for path in place.rglob("*") if path.is_file()}
+    """Return a digest of each file of a package, by its path inside; of two the first is loaded."""
+    files: dict[Path, Path] = {}
+    for place in _find_places(package):
+        if place.is_file():
+            files[Path(place.name)] = place
+        for path in _walk(place):
+            files.setdefault(path.relative_to(place), path)
     return digest_files({p.as_posix(): path for p, path in files.items() if _is_code(p)})
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """Yield the files below a folder, also by links, each folder once."""
+    seen = set[Path]()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = [each for each in sorted(folders) if not each.startswith((".", "__pycache__"))]
+        if (real := Path(place).resolve()) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        yield from (path for name in sorted(names) if (path := Path(place, name)).is_file())
 
 
 def _is_code(path: Path) -> bool:

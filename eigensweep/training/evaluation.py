@@ -170,7 +170,17 @@ def _carry(
 
 
 def detach(state: State) -> State:
-    """Return a state that gradients do not flow back through."""
+    """Return a state that gradients do not flow back through.
+
+    Raises:
+        TypeError: if a model of one's own has returned something else.
+    """
+    if not all(isinstance(part, Tensor) for part in parts_of(state)) or state is None:
+        found = [type(part).__name__ for part in parts_of(state)]
+        raise TypeError(
+            "a state must be a tensor or a tuple of tensors, batch first; it is "
+            f"{' and '.join(found) or 'None'}"
+        )
     return tuple(s.detach() for s in state) if isinstance(state, tuple) else state.detach()
 
 

@@ -58,7 +58,7 @@ class Selection:
 
     def begin(self, scores: Metrics) -> End | None:
         """Take in the untrained model's scores; return `diverged` if its loss is not finite."""
-        self._first_loss = scores[self.loss]
+        self._first_loss = _find(scores, self.loss)
         self._judge(0, self._first_loss, is_too_high=False)
         return None if self.divergence is None else "diverged"
 
@@ -66,7 +66,7 @@ class Selection:
         self, step: int, scores: Metrics, weights: Callable[[], Weights], scheduled: bool
     ) -> End | None:
         """Take in the scores of an evaluation; return how the training ends here, None to go on."""
-        value, loss = scores[self.metric.name], scores[self.loss]
+        value, loss = _find(scores, self.metric.name), _find(scores, self.loss)
         if isfinite(value) and (self.best is None or self._is_better(value, self.best.value)):
             best = Best(value, step, scores, weights())
             if not scheduled:
@@ -172,3 +172,17 @@ def selected_weights(state: StateDict) -> Weights | None:
     """Return the weights of the selected point in a state of `Training`, None if there is none."""
     best = state["selection"]["final"] or state["selection"]["scheduled"]
     return best["weights"] if best else None
+
+
+def _find(scores: Metrics, name: str) -> float:
+    """Return a score of the validation data.
+
+    Raises:
+        ValueError: if a task of one's own has not counted it there.
+    """
+    if name not in scores:
+        raise ValueError(
+            f"the validation data has no scores of '{name}', by which trainings are judged: "
+            "`Task.scores` must count that metric in one of the batches that `evaluation` yields"
+        )
+    return scores[name]

@@ -397,7 +397,8 @@ class Training:
 
         So dropout in a model of one's own drops the same after a restart. Our models draw nothing.
         """
-        if type(self.model).__module__.startswith("eigensweep.models."):
+        model = type(self.model)
+        if model.__module__.startswith("eigensweep.models.") and not model.is_random:
             return nullcontext()
         number = (self.seed * 0x9E3779B1 + self.step * 0x85EBCA77) % 2**32
         if self.device != "cpu":
@@ -518,7 +519,13 @@ class Training:
         """Return how well the model's constraint holds; finite numbers only."""
         with torch.no_grad():
             report = self.model.constraint_report()
-        return keep_finite({name: value.item() for name, value in report.items()})
+        try:
+            return keep_finite({n: float(torch.as_tensor(v).detach()) for n, v in report.items()})
+        except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+            name = type(self.model).__name__
+            raise ValueError(
+                f"{name}.constraint_report must return a dict of numbers: {error}"
+            ) from error
 
     def spectra(self) -> SpectraJson | None:
         """Return the spectra of the recurrent matrix, if the config asks for them."""

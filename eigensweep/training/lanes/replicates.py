@@ -111,6 +111,7 @@ def gains_by_lanes(config: TrialConfig, device: str) -> bool:
         device == "cpu"
         and config.replicates >= LEAST_REPLICATES
         and config.model.name in GAINING
+        and type(task).__module__.startswith("eigensweep.tasks.")  # others may not allow lanes
         and n is not None
         and n <= MOST_UNITS
         and task.sequence_length * task.batch_size * n * n <= MOST_WORK

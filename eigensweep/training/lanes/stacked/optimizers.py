@@ -146,6 +146,8 @@ class GroupColumns:
     """Parameters of one group in all lanes: columns of the tensor (M, P)."""
 
     group: UpdatedGroup
+    number: int
+    """The number of the group: two may have one name."""
     columns: slice
     numbers: list[int]
     """The numbers that the parameters have in torch's optimizer of their kind."""
@@ -176,7 +178,7 @@ class LaneOptimizers:
 
         self.first_rates = {name: numbers(0.0) for name in like.first_rates}
         """The learning rate of each lane's config, by group, (M, 1) float64."""
-        self._decays = {part.group.name: numbers(0.0) for part in self.parts}
+        self._decays = [numbers(0.0) for _ in like.groups]
         self._steps = {is_rare: numbers(0.0) for is_rare in (False, True)}
         names = ("alpha", "beta1", "beta2", "momentum")
         self._settings = {name: numbers(0.0) for name in names}
@@ -220,7 +222,7 @@ class LaneOptimizers:
         pieces = []
         for part in self.parts:
             group, own_p, flag = part.group, p[:, part.columns], moving[part.is_rare]
-            rate, decay = rates[group.name], self._decays[group.name]
+            rate, decay = rates[group.name], self._decays[part.number]
             own_g = g[:, part.columns]
             if group.kind in self._rules:
                 pieces.append(self._rules[group.kind].step(own_p, own_g, rate, flag))
@@ -245,8 +247,8 @@ class LaneOptimizers:
         """Give a lane the settings and the memory of one network's optimizers after `steps`."""
         for name, rate in optimizers.first_rates.items():
             self.first_rates[name][lane] = rate
-        for group in optimizers.groups:
-            self._decays[group.name][lane] = 0.0 if group.rule else group.weight_decay
+        for decay, group in zip(self._decays, optimizers.groups, strict=True):
+            decay[lane] = 0.0 if group.rule else group.weight_decay
         self._settings["alpha"][lane] = config.alpha
         self._settings["beta1"][lane], self._settings["beta2"][lane] = config.betas
         self._settings["momentum"][lane] = config.momentum
@@ -311,15 +313,16 @@ def _lay_out(like: Optimizers, rare: Collection[int]) -> list[GroupColumns]:
     """Return the parts in the order of their columns: those of one kind side by side."""
     parts, at = [], 0
     for kind in dict.fromkeys(group.kind for group in like.groups):
-        groups = [group for group in like.groups if group.kind == kind]
-        numbers = {id(p): n for n, p in enumerate(p for group in groups for p in group.params)}
-        for group in groups:
+        groups = [(n, group) for n, group in enumerate(like.groups) if group.kind == kind]
+        numbers = {id(p): n for n, p in enumerate(p for _, group in groups for p in group.params)}
+        for number, group in groups:
             for is_rare in (False, True):
                 params = [p for p in group.params if (id(p) in rare) == is_rare]
                 if params:
                     width = sum(p.numel() for p in params)
                     own = [numbers[id(p)] for p in params]
-                    parts.append(GroupColumns(group, slice(at, at + width), own, params, is_rare))
+                    columns = slice(at, at + width)
+                    parts.append(GroupColumns(group, number, columns, own, params, is_rare))
                     at += width
     return parts
 

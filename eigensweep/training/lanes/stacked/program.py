@@ -16,6 +16,7 @@ import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,7 @@ from eigensweep.training.training import Training
 
 logger = logging.getLogger(__name__)
 
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 LONGEST_SEGMENT = 16
 """Most steps between two looks at losses and norms."""
 
@@ -430,16 +432,44 @@ def _probe(like: Training) -> _Probe:
             raise ValueError(f"{like.config.model.name}: nothing is trained")
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         gradients = torch.autograd.grad(objective, list(named.values()), allow_unused=True)
-        return {n for n, g in zip(named, gradients, strict=True) if g is None}, detach(last)
+        return {n for n, g in zip(named, gradients, strict=True) if g is None}, last
 
+    if reason := _explain_difference(model, like.task):
+        raise ValueError(f"{like.config.model.name} trains alone: {reason}")
     never, state = unused(None)
     if never:
         raise ValueError(
             f"{like.config.model.name}: lanes need a gradient of every parameter; "
             f"there is none of {', '.join(sorted(never))}"
         )
-    rare = set() if batch.starts is None else unused(state)[0]
+    if there.starts is None:
+        return _Probe(batch, state, [])
+    state = detach(state)
+    with torch.no_grad():
+        model.eval()
+        everywhere = torch.ones_like(there.starts)
+        alone, restarted = (model(there.x, s)[0] for s in (None, model.restart(state, everywhere)))
+    if not torch.allclose(alone, restarted, rtol=1e-3, atol=1e-5, equal_nan=True):
+        raise ValueError(
+            f"{like.config.model.name} trains alone: `restart` gives another state than `forward` "
+            "begins with"
+        )
+    model.train()
+    rare = unused(state)[0]
     return _Probe(batch, state, [like.model.get_parameter(name) for name in sorted(rare)])
+
+
+def _explain_difference(model: Model, task: Task) -> str | None:
+    """Return why a model of one's own would be another one in lanes, None if it would not."""
+    known = {name for name, _ in chain(model.named_parameters(), model.named_buffers())}
+    if shared := sorted(model.state_dict().keys() - known):
+        return f"{', '.join(shared)} is shared with another part of it"
+    with torch.no_grad():
+        if not all(isinstance(number, Tensor) for number in model.constraint_report().values()):
+            return "`constraint_report` returns numbers that are no tensors"
+    if task.config.has_unequal_batches and any(isinstance(part, NORMS) for part in model.modules()):
+        return "batch normalisation would count what only fills batches up"
+    return None
 
 
 def _choose(flag: Tensor, new: Tensor, old: Tensor) -> Tensor:

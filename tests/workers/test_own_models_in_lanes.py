@@ -1,0 +1,234 @@
+"""Models and tasks of one's own: in lanes they are what they are alone, or they train alone."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import pytest
+import torch
+from helpers.lanes import assert_equal, build, train_lanes
+from torch import nn
+from toys import Text
+
+from eigensweep.models import MODELS
+from eigensweep.models.base import Model, ModelConfig, ParamGroup
+from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.tasks import TASKS
+from eigensweep.tasks.base import Batch, Metric, Shapes, Task, TaskConfig
+from eigensweep.training.lanes.replicates import gains_by_lanes
+
+Kind = Literal[
+    "plain",
+    "first",
+    "tied",
+    "norm",
+    "two_groups",
+    "list",
+    "constant",
+    "words",
+    "number",
+    "stateless",
+]
+
+
+class OwnConfig(ModelConfig):
+    name: Literal["own"] = "own"
+    hidden_size: int | None = 4
+    kind: Kind = "plain"
+
+    def free_parameters(self, shapes):
+        return 1
+
+
+class Own(Model):
+    """h_t = tanh(U x_t + W h_{t-1} + b), with one peculiarity."""
+
+    Config = OwnConfig
+
+    def __init__(self, config, shapes):
+        super().__init__(config, shapes)
+        n, p = self.hidden_size, shapes.output_size
+        if config.kind == "constant":
+            return
+        self.U = nn.Linear(shapes.input_size, n)
+        self.W = nn.Parameter(0.5 * torch.eye(n))
+        self.V = nn.Linear(n, p)
+        if config.kind == "first":
+            self.h0 = nn.Parameter(torch.ones(n))
+        elif config.kind == "norm":
+            self.norm = nn.BatchNorm1d(n)
+        elif config.kind == "tied":
+            self.back = nn.Linear(shapes.input_size, n, bias=False)
+            self.back.weight = self.U.weight
+
+    def recurrent_matrix(self):
+        return self.W
+
+    def param_groups(self):
+        if self.config.kind != "two_groups":
+            return super().param_groups()
+        rest = [self.U.weight, self.W, self.V.weight, self.V.bias]
+        return [ParamGroup("main", rest), ParamGroup("main", [self.U.bias], {"weight_decay": 0.0})]
+
+    def states(self, x, state=None):
+        x = nn.functional.one_hot(x, self.shapes.input_size) if not x.is_floating_point() else x
+        z = self.U(x.to(self.W.dtype))
+        if self.config.kind == "tied":
+            z = z + self.back(x.to(self.W.dtype))
+        if self.config.kind == "first" and state is None:
+            state = self.h0.expand(z.shape[1:])
+        state = state[0] if isinstance(state, list) else state
+        h, found = z.new_zeros(z.shape[1:]) if state is None else state, []
+        for z_t in z:
+            h = torch.tanh(z_t + h @ self.W.T)
+            found.append(h)
+        return torch.stack(found)
+
+    def forward(self, x, state=None):
+        if self.config.kind == "constant":
+            return torch.zeros(*x.shape[:2], self.shapes.output_size), torch.zeros(x.shape[1], 1)
+        h = self.states(x, state)
+        read = h if self.shapes.readout == "all" else h[-1]
+        if self.config.kind == "norm":
+            read = self.norm(read)
+        last = {"list": [h[-1]], "stateless": None}.get(self.config.kind, h[-1])
+        return self.V(read), last
+
+    def constraint_report(self):
+        if self.config.kind == "words":
+            return {"slope": "steep"}
+        return {"half": 0.5 if self.config.kind == "number" else torch.tensor(0.5)}
+
+
+class CountsConfig(TaskConfig):
+    name: Literal["counts"] = "counts"
+    large: bool = True
+    unequal: bool = False
+    """Whether every third batch has fewer rows."""
+    scored: Literal["all", "none", "no_objective"] = "all"
+
+    shapes: ClassVar = Shapes(2, "values", 1, "last")
+    metrics: ClassVar = (Metric("mse", ""), Metric("other", ""))
+    sequence_length: ClassVar = 4
+
+    @property
+    def has_unequal_batches(self):
+        return self.unequal
+
+
+class Counts(Task):
+    """Learn whole numbers, which may be large."""
+
+    Config = CountsConfig
+
+    def _draw(self, rows, seed):
+        x = torch.randn(4, rows, 2, generator=torch.Generator().manual_seed(seed))
+        return Batch(x, (x.sum((0, 2)) * (20_000 if self.config.large else 1)).round().long())
+
+    def train_batch(self, step, seed):
+        return self._draw(3 if self.config.unequal and not step % 3 else 8, 1000 * seed + step)
+
+    def evaluation(self, split):
+        yield self._draw(20, 1 if split == "valid" else 2)
+
+    def loss(self, logits, batch):
+        return (logits.squeeze(-1) - batch.y / 20_000).square().mean()
+
+    def scores(self, logits, batch):
+        found = (logits.squeeze(-1) - batch.y / 20_000).square().sum(), len(batch.y)
+        none = found[0], 0
+        return {
+            "all": {"mse": found, "other": found},
+            "none": {"mse": none, "other": found},
+            "no_objective": {"mse": found},
+        }[self.config.scored]
+
+
+@pytest.fixture(autouse=True)
+def _registered():
+    MODELS["own"], TASKS["counts"], TASKS["text"] = Own, Counts, Text
+    yield
+    for registry, name in ((MODELS, "own"), (TASKS, "counts"), (TASKS, "text")):
+        del registry[name]
+
+
+def config_of(task, kind="plain", **rest):
+    return TrialConfig.from_dict(
+        {
+            "task": task,
+            "model": rest.pop("model", {"name": "own", "kind": kind}),
+            "optimizer": {"name": "adam", "lr": 0.01, "weight_decay": 0.5},
+            "training": {"steps": 20, "evaluate_every": 10},
+            **rest,
+        }
+    )
+
+
+def train_both(config):
+    """Return two trainings in lanes, and the first of them alone."""
+    lanes, alone = [build(config, seed) for seed in (0, 1)], build(config, 0)
+    train_lanes(lanes)
+    alone.run()
+    return lanes[0], alone
+
+
+@pytest.mark.parametrize(
+    ("task", "kind"),
+    [
+        ({"name": "counts"}, "plain"),
+        ({"name": "counts"}, "two_groups"),
+        ({"name": "counts", "large": False}, "norm"),
+        ({"name": "counts"}, "stateless"),
+        ({"name": "text"}, "plain"),
+    ],
+)
+def test_what_lanes_can_do_is_what_is_done_alone(task, kind):
+    assert_equal(*train_both(config_of(task, kind)))
+
+
+@pytest.mark.parametrize(
+    ("task", "kind", "reason"),
+    [
+        ({"name": "text"}, "first", "`restart` gives another state than `forward` begins with"),
+        ({"name": "text"}, "tied", "back.weight is shared with another part of it"),
+        ({"name": "counts", "unequal": True}, "norm", "batch normalisation would count"),
+        ({"name": "counts"}, "number", "`constraint_report` returns numbers that are no tensors"),
+    ],
+)
+def test_what_they_cannot_do_is_told_before(task, kind, reason):
+    config = config_of(task, kind)
+    with pytest.raises(ValueError, match=f"own trains alone: {reason}"):
+        train_lanes([build(config, seed) for seed in (0, 1)])
+    build(config, 0).run()
+
+
+def test_replicates_of_another_packages_task_train_one_by_one():
+    model = {"name": "tanh_rnn", "hidden_size": 4}
+    ours = {"name": "copying", "delay": 3, "symbols": 1, "batch_size": 4}
+    assert gains_by_lanes(config_of(ours, model=model, replicates=3).resolve(), "cpu")
+    config = config_of({"name": "counts"}, model=model, replicates=3)
+    assert not gains_by_lanes(config.resolve(), "cpu")
+
+
+@pytest.mark.parametrize("scored", ["none", "no_objective"])
+def test_scores_that_nothing_is_judged_by_are_told(scored):
+    config = config_of({"name": "counts", "scored": scored}, objective={"metric": "other"})
+    name = "mse" if scored == "none" else "other"
+    with pytest.raises(ValueError, match=f"the validation data has no scores of '{name}'"):
+        build(config).run()
+
+
+def test_a_state_that_cannot_go_on_is_told():
+    with pytest.raises(TypeError, match="a state must be a tensor or a tuple of tensors"):
+        build(config_of({"name": "text"}, "list")).run()
+
+
+def test_a_model_without_parameters_is_scored():
+    training = build(config_of({"name": "text"}, "constant"))
+    training.run()
+    assert training.result().outcome == "completed"
+
+
+def test_a_report_that_is_no_numbers_is_told():
+    with pytest.raises(ValueError, match=r"Own.constraint_report must return a dict of numbers"):
+        build(config_of({"name": "counts"}, "words")).run()
