@@ -40,7 +40,9 @@ class NNRNNConfig(NetworkConfig):
         "l2", description="Penalty on the radii γ. `l2`: sum of (1 - γ)²; `l1`: sum of |1 - γ|"
     )
     gamma_weight: float = Field(1e-4, ge=0, le=1e6, description="Factor δ of this penalty")
-    t_decay: float = Field(1e-6, ge=0, le=1, description="L2 penalty on T, added to the gradient")
+    t_decay: float = Field(
+        1e-6, ge=0, le=1, description="L2 penalty on T, added to the gradient; adamw: T shrinks"
+    )
     mask: Literal["block", "code"] = Field(
         "block",
         description="Entries of T that are trained. `block`: those below the 2x2 blocks; `code`: "

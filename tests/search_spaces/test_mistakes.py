@@ -129,7 +129,7 @@ def test_a_schedule_by_epochs_wants_a_task_that_has_epochs():
     task = {"name": "denoise", "delay": 5, "symbols": 3}
     found = mistakes(task=task, optimizer={"name": "adam", "schedule": "exponential"})
     assert list(found) == ["optimizer"]
-    assert "has no epochs" in found["optimizer"]
+    assert "give 'optimizer.schedule_every', in steps" in found["optimizer"]
 
 
 def test_a_wrong_parameter_hides_no_rule_and_no_grids_size():

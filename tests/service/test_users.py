@@ -26,7 +26,7 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.app import create_app
 from eigensweep.service.api.callers.identity import PROXY_SECRET
 from eigensweep.service.api.middleware import rates
-from eigensweep.service.process.serve import _require_a_token
+from eigensweep.service.process.serve import require_a_token
 from eigensweep.service.record import migrations
 from eigensweep.service.record.errors import ConflictError, NotAllowedError, QuotaExceededError
 from eigensweep.service.record.leadership import Leadership
@@ -192,9 +192,9 @@ class TestTokens:
     def test_a_service_for_others_starts_once_somebody_may_enter(self, settings, record, accounts):
         own = settings.model_copy(update={"host": "0.0.0.0", "database_url": record.url})
         with pytest.raises(StartError, match="eigensweep token create"):
-            _require_a_token(own)
+            require_a_token(own)
         accounts.create_token("anna", "admin", None)
-        _require_a_token(own)
+        require_a_token(own)
 
 
 class TestSchema:
