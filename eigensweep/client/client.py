@@ -85,7 +85,8 @@ class Client(Connection):
     def find_id(self, name: str) -> str:
         """Return the id of the experiment that somebody means.
 
-        `name` is an id, the beginning of one, the experiment's name, or `last` for the newest one.
+        `name` is an id, the beginning of one, the experiment's name, or `last` for the newest one
+        of all users.
         Archived ones are looked at where no other is meant. A name that nothing is found for comes
         back as it is; the service refuses it.
 

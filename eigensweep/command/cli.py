@@ -11,6 +11,7 @@ import os
 import sys
 from contextlib import nullcontext
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 from io import TextIOWrapper
 from pathlib import Path
@@ -61,7 +62,8 @@ Id = Annotated[
     str,
     typer.Argument(
         metavar="EXPERIMENT",
-        help="An experiment: its id or the beginning of one, its name, or 'last'.",
+        help="An experiment: its id or the beginning of one, its name, or 'last', the newest of "
+        "all users.",
     ),
 ]
 TrialName = Annotated[
@@ -74,7 +76,8 @@ TrialName = Annotated[
 Ids = Annotated[
     list[str],
     typer.Argument(
-        metavar="EXPERIMENT...", help="Experiments: ids or beginnings of them, names, or 'last'."
+        metavar="EXPERIMENT...",
+        help="Experiments: ids or beginnings of them, names, or 'last', the newest of all users.",
     ),
 ]
 TokenFile = Annotated[
@@ -444,15 +447,16 @@ def importance(
 def _act(call: Call, action: Action, ids: list[str]) -> None:
     """Do something to each experiment; fail if one of them was refused."""
     found = call.client.act(action, *ids, confirm=action == "delete")
-    call.tell(found, _show_deeds)
+    call.tell(found, partial(_show_deeds, action))
     if any(each["problem"] is not None for each in found):
         raise typer.Exit(FAILURE)
 
 
-def _show_deeds(found: list[DoneJson]) -> None:
+def _show_deeds(action: Action, found: list[DoneJson]) -> None:
+    place = {"archive": ", and archived", "unarchive": ", and in lists again"}.get(action, "")
     for each in found:
         if each["problem"] is None:
-            typer.echo(f"{each['id']} is {each['state'].replace('_', ' ')}")
+            typer.echo(f"{each['id']} is {each['state'].replace('_', ' ')}{place}")
         else:
             typer.echo(f"error: {each['problem']}", err=True)
 

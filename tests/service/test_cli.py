@@ -312,7 +312,8 @@ def test_nothing_is_deleted_without_yes(cli: Cli, spec: str) -> None:
 
 def test_archived_experiments_are_listed_only_when_asked_for(cli: Cli, spec: str) -> None:
     id = json.loads(cli("submit", spec, "--follow", "--json").stdout.splitlines()[-1])["id"]
-    assert cli("archive", id).exit_code == 0
+    archived = cli("archive", id)
+    assert (archived.exit_code, archived.stdout.endswith(", and archived\n")) == (0, True)
     assert id not in cli("list").stdout
     assert id in cli("list", "--archived").stdout
 
