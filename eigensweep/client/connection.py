@@ -37,6 +37,12 @@ RETRY_SECONDS = 0.5
 UNAVAILABLE: Final = frozenset({429, 502, 503, 504})
 """Statuses by which the service, or a proxy before it, says that it cannot answer now."""
 
+LOST: Final = (
+    *(httpx2.ReadError, httpx2.WriteError, httpx2.CloseError, httpx2.ReadTimeout),
+    *(httpx2.WriteTimeout, httpx2.RemoteProtocolError, httpx2.DecodingError),
+)
+"""Errors after which a request may have been carried out."""
+
 FOREIGN: Final = {
     "title": "This is not Eigensweep's API",
     "detail": "what answered there speaks another language; look at the address of the service",
@@ -107,6 +113,17 @@ class Connection:
         url = url or os.environ.get("EIGENSWEEP_URL")
         if not url:
             url, self._end = _find_url()
+        token = token or read_token_file() or os.environ.get("EIGENSWEEP_TOKEN", "").strip()
+        if token and not (token.isascii() and token.isprintable() and " " not in token):
+            raise InputError(
+                "a token has letters, digits and signs of ASCII alone, and no space; look at "
+                "EIGENSWEEP_TOKEN, or at the file that holds your token"
+            )
+        self._token, self._timeout = token, timeout
+        self._aim(url)
+
+    def _aim(self, url: str) -> None:
+        """Connect to a service at an address; what is wrong with that is an InputError."""
         url = url.rstrip("/")
         self.url = url if "://" in url else f"http://{url}"
         if "@" in self.url.partition("://")[2].partition("/")[0]:
@@ -114,17 +131,11 @@ class Connection:
                 "the address of the service has a name or a password in it, which would be sent in "
                 "place of the token: leave them out"
             )
-        token = token or read_token_file() or os.environ.get("EIGENSWEEP_TOKEN", "").strip()
-        if token and not (token.isascii() and token.isprintable() and " " not in token):
-            raise InputError(
-                "a token has letters, digits and signs of ASCII alone, and no space; look at "
-                "EIGENSWEEP_TOKEN, or at the file that holds your token"
-            )
         try:
             self._options = {
                 "base_url": self.url,
-                "headers": {"Authorization": f"Bearer {token}"} if token else {},
-                "timeout": timeout,
+                "headers": {"Authorization": f"Bearer {self._token}"} if self._token else {},
+                "timeout": self._timeout,
                 "trust_env": not _is_loopback(self.url),
                 "verify": not self.url.startswith("http:"),  # to load certificates takes 40 ms
             }
@@ -183,8 +194,11 @@ class Connection:
         try:
             return self.post(path, body, key)
         except ServiceAwayError as error:
-            if isinstance(error.__cause__, httpx2.ConnectError | httpx2.ConnectTimeout | None):
+            if not isinstance(error.__cause__, LOST):
                 raise  # it was not sent
+        except RefusedError as error:
+            if error.status not in (502, 504):
+                raise
         return outlast_restart(partial(self.post, path, body, key))
 
     def items(self, path: str, limit: int | None = None, **query: Any) -> list[Any]:
@@ -216,8 +230,11 @@ class Connection:
     def _request(
         self, method: str, path: str, *, stream: bool = False, **options: Any
     ) -> httpx2.Response:
-        if self._end:
-            raise ServiceAwayError(self._end)
+        if self._end:  # look whether one has begun since
+            url, self._end = _find_url()
+            if self._end:
+                raise ServiceAwayError(self._end)
+            self._aim(url)
         if self._process not in (None, os.getpid()):
             self._connect()  # after a fork: on the old one come the answers to the parent
         request = self._http.build_request(method, path, **options)
@@ -233,7 +250,7 @@ class Connection:
             ) from error
         if response.has_redirect_location:
             there = response.headers["location"]
-            detail = f"it sends on to {there}: give the address of the service there"
+            detail = f"it sends on to {there}: give the service's own address, or sign in there"
             raise RefusedError(response.status_code, {"title": "not here", "detail": detail})
         if not response.is_success:
             raise RefusedError(response.status_code, _read_json(response))

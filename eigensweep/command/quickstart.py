@@ -43,7 +43,7 @@ def main() -> int:
     hear_signals()
     os.umask(0o077)
     screen = terminal.console()
-    is_named = bool(os.environ.get("EIGENSWEEP_HOME"))
+    is_named = bool(os.environ.get("EIGENSWEEP_HOME", "").strip())
     home = find_home() if is_named else Path(tempfile.mkdtemp(prefix="eigensweep-"))
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     code = 128 + signal.SIGINT

@@ -48,15 +48,20 @@ def digest_package(package: str) -> dict[str, str]:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """Yield the files below a folder, also by links, each folder once."""
-    seen = set[Path]()
+    """Yield the files below a folder, each folder once; of linked folders, which may be data, code.
+
+    Data that decides numbers lies in the package itself.
+    """
+    seen, inside = set[Path](), folder.resolve()
     for place, folders, names in os.walk(folder, followlinks=True):
         folders[:] = [each for each in sorted(folders) if not each.startswith((".", "__pycache__"))]
         if (real := Path(place).resolve()) in seen:
             folders.clear()
             continue
         seen.add(real)
-        yield from (path for name in sorted(names) if (path := Path(place, name)).is_file())
+        is_linked = not real.is_relative_to(inside)
+        paths = (Path(place, name) for name in sorted(names))
+        yield from (p for p in paths if p.is_file() and (not is_linked or p.suffix in SUFFIXES))
 
 
 def _is_code(path: Path) -> bool:
@@ -67,10 +72,12 @@ def _is_code(path: Path) -> bool:
 
 def digest_files(files: Mapping[str, Path]) -> dict[str, str]:
     """Return a digest of each file, by its name."""
-    return {
-        name: hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-        for name, path in sorted(files.items())
-    }
+    return {name: _digest_file(path)[:16] for name, path in sorted(files.items())}
+
+
+def _digest_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest_all(parts: Mapping[str, str]) -> str:

@@ -517,10 +517,13 @@ class Training:
 
     def report_constraint(self) -> Metrics:
         """Return how well the model's constraint holds; finite numbers only."""
-        with torch.no_grad():
-            report = self.model.constraint_report()
         try:
-            return keep_finite({n: float(torch.as_tensor(v).detach()) for n, v in report.items()})
+            with torch.no_grad():
+                report = self.model.constraint_report()
+            numbers = {
+                n: v.detach() if isinstance(v, torch.Tensor) else v for n, v in report.items()
+            }
+            return keep_finite({name: float(value) for name, value in numbers.items()})
         except (RuntimeError, ValueError, TypeError, AttributeError) as error:
             name = type(self.model).__name__
             raise ValueError(

@@ -149,8 +149,8 @@ def back_up(settings: Settings, file: Path) -> Manifest:
         stack.enter_context(hold_alone(settings.home / "backup.lock", taken))
         storage = settings.home if is_url(place) else Path(place)
         prefix = f"{STAGING}{_read_mark(settings.home)}-"
-        for folder in (settings.home, storage):
-            _remove_leftovers(folder, prefix)
+        _remove_leftovers(settings.home, STAGING)
+        _remove_leftovers(storage, prefix)  # which other homes may share
         copies = stack.enter_context(_make_staging(settings.home, prefix))
         shots = _StoreCopy(place, stack.enter_context(_make_staging(storage, prefix)))
         shots.take(record.read_trials(), only_ended=True)
@@ -191,6 +191,7 @@ def _name(home: Path, moment: str) -> str:
 
 def _read_mark(home: Path) -> str:
     """Return what tells a home's backups from those of others in the same places."""
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
     return keep_secret(home / "backup.mark")[:6]
 
 
@@ -225,7 +226,7 @@ def _make_staging(folder: Path, prefix: str) -> Iterator[Path]:
 
 
 def _remove_leftovers(folder: Path, prefix: str) -> None:
-    """Remove what a backup of this home that was killed has left: others share the store."""
+    """Remove what backups that were killed have left."""
     for path in folder.glob(f"{prefix}*"):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -330,6 +331,8 @@ class _StoreCopy:
         self._reports = None if is_url(storage) else Path(storage)
         self._taken: dict[tuple[str, int], _TrialRow] = {}
         self._wanted: list[_TrialRow] = []
+        self._copied: dict[str, list[Path]] = {}
+        """The files of each trial, by its place."""
 
     def take(self, trials: Iterable[_TrialRow], only_ended: bool = False) -> None:
         """Copy trials, but those that were copied before and have not changed since.
@@ -363,12 +366,12 @@ class _StoreCopy:
             target = self.staging / key
             target.mkdir(parents=True)
             copy_out(self._store, key, target, trial.attempt)
+        self._copied[place] = _list_files(self.staging / place)
 
     def list_files(self) -> Iterator[tuple[str, Path]]:
         """Yield name and path of each file."""
         for trial in self._wanted:
-            folder = self.staging / trial.experiment / f"{trial.number:05d}"
-            for path in _list_files(folder):
+            for path in self._copied.get(f"{trial.experiment}/{trial.number:05d}", ()):
                 name = path.relative_to(self.staging).as_posix()
                 yield f"storage/{name}", path
         if self._reports is None:

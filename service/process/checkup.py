@@ -96,7 +96,8 @@ class Context:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         address = (self.url or "").rstrip("/")
         url = f"{address}{path}" if "://" in address else f"http://{address}{path}"
-        with suppress(httpx2.HTTPError, httpx2.InvalidURL):
+        # The last two are of addresses that are none, and of proxies that cannot be used.
+        with suppress(httpx2.HTTPError, httpx2.InvalidURL, ValueError, ImportError):
             leads_away = not is_loopback(urlsplit(url).hostname or "")  # by a proxy, as the client
             return httpx2.get(url, headers=headers, timeout=PATIENCE_SECONDS, trust_env=leads_away)
         return None
@@ -313,6 +314,7 @@ def check_database(context: Context) -> Iterator[Finding]:
         yield ok("database", f"{place} has schema {have}")
         yield from _look_at_access(context.settings)
     elif have is None or have < newest:
+        yield from _look_at_access(context.settings, is_new=True) if have is None else ()
         words = f"{place} has schema {have or 'none'}; this version has {newest}"
         if is_too_old(have):
             yield Finding("problem", "database", words, THROUGH)

@@ -319,16 +319,27 @@ def test_a_submission_carries_the_token_and_a_key_of_its_own(stub: Stub, client:
     assert first["Idempotency-Key"] != second["Idempotency-Key"]
 
 
-def test_a_post_whose_answer_is_lost_is_repeated_as_the_same(stub: Stub, client: Client) -> None:
+@pytest.mark.parametrize(
+    "lose", [lambda request: request.connection.close(), as_json(504, {"title": "too late"})]
+)
+def test_a_post_whose_answer_is_lost_is_repeated_as_the_same(
+    stub: Stub, client: Client, lose: Answer
+) -> None:
     made = {"id": ID, "name": "x", "state": "queued"}
     stub.answers["/v1/experiments"] = [
-        lambda request: request.connection.close(),
+        lose,
         as_json(503, {"title": "not yet"}),
         as_json(201, made),
     ]
     assert client.submit({"name": "x"}).id == ID
     assert len({headers["Idempotency-Key"] for _, headers, _ in stub.heard}) == 1
     assert len(stub.heard) == 3
+
+
+def test_a_post_that_was_not_sent_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_connection, "outlast_restart", lambda ask: pytest.fail("repeated"))
+    with pytest.raises(ServiceAwayError):
+        Client("ftp://127.0.0.1:1").submit({"name": "x"})
 
 
 def test_an_address_that_sends_on_is_told_where_to(stub: Stub, client: Client) -> None:

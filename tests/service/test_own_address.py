@@ -60,6 +60,10 @@ def test_a_home_without_a_service_sends_nothing_to_another_ones(home, monkeypatc
         pytest.raises(ServiceAwayError, match=f"no service has begun in {empty}"),
     ):
         connection.get("/readyz")
+    empty.mkdir()
+    write_address(empty, URL, "/mlflow")
+    with pytest.raises(ServiceAwayError, match=f"no answer from the service at {URL}"):
+        connection.get("/readyz")
 
 
 def test_where_a_service_has_ended_this_installation_answers(home, monkeypatch):

@@ -54,7 +54,8 @@ class Own(Model):
         self.W = nn.Parameter(0.5 * torch.eye(n))
         self.V = nn.Linear(n, p)
         if config.kind == "first":
-            self.h0 = nn.Parameter(torch.ones(n))
+            self.h0 = nn.Parameter(torch.zeros(n))
+            nn.init.zeros_(self.V.weight)
         elif config.kind == "norm":
             self.norm = nn.BatchNorm1d(n)
         elif config.kind == "tied":
@@ -192,7 +193,11 @@ def test_what_lanes_can_do_is_what_is_done_alone(task, kind):
         ({"name": "text"}, "first", "`restart` gives another state than `forward` begins with"),
         ({"name": "text"}, "tied", "back.weight is shared with another part of it"),
         ({"name": "counts", "unequal": True}, "norm", "batch normalisation would count"),
-        ({"name": "counts"}, "number", "`constraint_report` returns numbers that are no tensors"),
+        (
+            {"name": "counts"},
+            "number",
+            "`constraint_report` returns no dict of tensors",
+        ),
     ],
 )
 def test_what_they_cannot_do_is_told_before(task, kind, reason):
