@@ -32,7 +32,7 @@ from eigensweep.client.spec_file import (
 )
 
 IS_ID = re.compile("1[0-9a-hjkmnp-tv-z]{12}")
-"""Ids begin with the time, which is a 1 until 2039; others are looked for."""
+"""Ids begin with the time, whose first digit is 1 until 2039. Other names are looked for."""
 NEWEST = 200
 """Experiments among which the beginning of an id is looked for."""
 

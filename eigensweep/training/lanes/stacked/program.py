@@ -459,7 +459,7 @@ def _restarts_as_it_starts(model: Model, batch: Batch, state: State) -> bool:
     """Tell whether `restart` gives what `forward` begins with, whatever the parameters are.
 
     They are moved away from their first values, where a first state may be zero. A few steps show
-    it: over many rounding may grow.
+    it; over many steps the errors of rounding could grow.
     """
     assert batch.starts is not None
     moved = copy.deepcopy(model).eval()
