@@ -273,14 +273,16 @@ def _make_mlflow_server(settings: Settings) -> MlflowServer | None:
 
 def _place_mlflow(settings: Settings, server: MlflowServer | None, url: str) -> Mlflow:
     """Return how to reach MLflow; its pages are below the service's `url` if it has the secret."""
+    handed_on = settings.mlflow_pages or f"{url}/mlflow"
+    service = "" if settings.mlflow_pages else url
     if server is not None:
-        pages = settings.mlflow_pages or f"{url}/mlflow"
-        return Mlflow(server.url, pages, server.token, explain_end=server.explain_end)
+        end = server.explain_end
+        return Mlflow(server.url, handed_on, server.token, explain_end=end, service=service)
     assert settings.mlflow_uri is not None
     if settings.mlflow_token is None:
         return Mlflow(settings.mlflow_uri, settings.mlflow_pages or settings.mlflow_uri)
     token = settings.mlflow_token.get_secret_value()
-    return Mlflow(settings.mlflow_uri, settings.mlflow_pages or f"{url}/mlflow", token)
+    return Mlflow(settings.mlflow_uri, handed_on, token, service=service)
 
 
 @contextmanager

@@ -148,8 +148,23 @@ class Mlflow:
     """What it wants to be sent; None: nothing. With a token the service hands its pages on."""
     explain_end: Callable[[], str] = field(default=str, repr=False, compare=False)
     """Returns why it ended by itself, if it did and that is known; else no words."""
+    service: str = field(default="", repr=False)
+    """The service's own address, if `pages` are below it."""
     _late: list[Future[str | None]] = field(default_factory=list, repr=False, compare=False)
     """Answers that did not come in time: none is asked for anew beside them."""
+
+    def make_local(self, link: str | None) -> str | None:
+        """Return a link to its pages for a browser that shows the service's pages.
+
+        Below the service it is a path: the browser may have come by another name of the machine,
+        through a tunnel or a proxy.
+
+        >>> Mlflow("http://db:5000", "http://me/mlflow", service="http://me").make_local(
+        ...     "http://me/mlflow/#/runs/1"
+        ... )
+        '/mlflow/#/runs/1'
+        """
+        return None if link is None else link.removeprefix(self.service)
 
     def find_problem(self) -> str | None:
         """Return why it cannot be used now, None if it answers within `PATIENCE_SECONDS`."""
@@ -281,7 +296,7 @@ class Settings(BaseSettings):
     mlflow_uri: Address | None = None
     """Address of a running MLflow server; None: the service starts one."""
     mlflow_pages: str | None = None
-    """Address of MLflow for browsers, used in links.
+    """Address of MLflow for browsers, used in the links of answers, and on pages if it is set.
 
     None: /mlflow of the service where it has the secret of the server, else `mlflow_uri`.
     """

@@ -667,6 +667,27 @@ class TestReading:
         ledger.set_tracked()
         assert is_offered()
 
+    def test_pages_lead_to_mlflow_by_the_address_they_came_by(
+        self, settings, record, dispatcher, spec
+    ):
+        own = "http://127.0.0.1:8642"
+        here = Mlflow("http://127.0.0.1:5000", f"{own}/mlflow", "theirs", service=own)
+        client = TestClient(create_app(settings, record, dispatcher, here))
+        ledger = post_and_claim(client, record, spec())
+        ledger.set_run("parent", "7")
+        ledger.open(0, "scornn", {}, CONFIG, "h")
+        ledger.set_delivered({0: "run0"}, "7", ())
+        page = f"/experiments/{ledger.experiment_id}"
+        assert client.get(f"/v1{page}").json()["links"]["mlflow"].startswith(f"{own}/mlflow/#/")
+        for place, start in (
+            ("/", '"/mlflow"'),
+            (page, '"/mlflow/#/'),
+            (f"{page}/trials/0", '"/mlflow/#/'),
+        ):
+            text = client.get(place).text
+            assert f"href={start}" in text, place
+            assert own not in text, place
+
     def test_the_catalogue_describes_every_model_and_task(self, client):
         for kind, registry in (("models", MODELS), ("tasks", TASKS)):
             listed = client.get(f"/v1/{kind}").json()["items"]

@@ -178,7 +178,7 @@ def show_experiments(
         states=states.EXPERIMENT_STATES,
         is_live=any(each.state not in states.ENDED for each in page.items),
         waits=service.record.waits,
-        mlflow=service.mlflow and service.mlflow.pages,
+        mlflow=service.mlflow and service.mlflow.make_local(service.mlflow.pages),
     )
 
 
@@ -206,6 +206,7 @@ def show_experiment(service: TheService, caller: Reader, id: ExperimentId) -> Re
         caller,
         "experiment.html",
         experiment=experiment,
+        mlflow=service.mlflow and service.mlflow.make_local(experiment.links.mlflow),
         ahead=_find_ahead(experiment.metric, best),
         arms=summed.items,
         test_baseline=find_baseline_on_test(
@@ -273,6 +274,7 @@ def show_trial(
         "trial.html",
         experiment=experiments.get_experiment(service, id),
         trial=trial,
+        mlflow=service.mlflow and service.mlflow.make_local(trial.links.mlflow),
         checkpoints=overviews.get_checkpoints(service, id, number).items,
         analyses=asked.items,
         log=_make_log(trial),
