@@ -1,8 +1,9 @@
 """Writes many runs of MLflow for one request, which MLflow's own API cannot. In MLflow's process.
 
 A run that is not there is inserted into MLflow's tables with all that is known of it: many runs are
-one transaction. One that is there is written by MLflow's own functions, which know how a value
-meets an older one. MLflow's own requests for a run, one after the other, take ten times as long.
+one transaction. One that is there is sent what it lacks by MLflow's own functions, which know how a
+value meets an older one. MLflow's own requests for a run, one after the other, take ten times as
+long. A request that was given up, and goes on, leaves little to the one that repeats it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from mlflow.store.tracking.dbmodels.models import (
 )
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from mlflow.utils import uri, validation
-from sqlalchemy import insert, select
+from sqlalchemy import Row, insert, select
 from sqlalchemy.exc import DatabaseError, DataError, IntegrityError
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -54,6 +55,8 @@ MOST_METRICS: Final = 900
 """Metrics that MLflow's own function is given at once; with the rest it may have a thousand."""
 MOST_PARAMS: Final = 50
 """Parameters, and tags, that it is given at once."""
+POINT: Final = ("key", "step", "timestamp", "value", "is_nan")
+"""Columns of a point of a metric."""
 TRANSIENT: Final = {"INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE"}
 """Errors that say nothing about a run: the whole request is to be sent again."""
 
@@ -118,7 +121,7 @@ class Writer:
                     raise MlflowException(words, INVALID_PARAMETER_VALUE)
                 self._keep_texts(experiment.artifact_location, write)
                 if write.run_id in there:
-                    self._add(write)
+                    self._add(there[write.run_id], write)
                 else:
                     for table, rows in self._rows(project, experiment.artifact_location, write):
                         tables.setdefault(table, []).extend(rows)
@@ -132,22 +135,53 @@ class Writer:
                     session.execute(insert(table.__table__), rows)  # type: ignore[attr-defined]
         return refused
 
-    def _find(self, run_ids: Sequence[str]) -> set[str]:
-        query: Any = select(SqlRun.run_uuid).where(SqlRun.run_uuid.in_(run_ids))
+    def _find(self, run_ids: Sequence[str]) -> dict[str, Row[Any]]:
+        """Return the runs that are there: how far their lives and their trainings are."""
+        query: Any = select(
+            SqlRun.run_uuid, SqlRun.lifecycle_stage, SqlRun.status, SqlRun.end_time
+        ).where(SqlRun.run_uuid.in_(run_ids))
         with self._store.ManagedSessionMaker(read_only=True) as session:
-            return {run.run_uuid for run in session.execute(query)}
+            return {run.run_uuid: run for run in session.execute(query)}
 
-    def _add(self, write: RunWrite) -> None:
-        """Write to a run that is there."""
+    def _add(self, run: Row[Any], write: RunWrite) -> None:
+        """Write to a run that is there what it lacks."""
         metrics, params, tags = _entities(write)
+        status = write.status
+        if run.lifecycle_stage == LifecycleStage.ACTIVE:  # else MLflow says what is wrong
+            metrics, params, tags = self._choose_new(run.run_uuid, metrics, params, tags)
+            if run.status == status and write.end_time in (None, run.end_time):
+                status = None
         while metrics or params or tags:
             now = metrics[:MOST_METRICS], params[:MOST_PARAMS], tags[:MOST_PARAMS]
             self._store.log_batch(write.run_id, *now)
             metrics, params = metrics[MOST_METRICS:], params[MOST_PARAMS:]
             tags = tags[MOST_PARAMS:]
-        if write.status is not None:
-            status = RunStatus.from_string(write.status)
-            self._store.update_run_info(write.run_id, status, write.end_time, None)
+        if status is not None:
+            ended = RunStatus.from_string(status)
+            self._store.update_run_info(write.run_id, ended, write.end_time, None)
+
+    def _choose_new(
+        self, run_id: str, metrics: list[Metric], params: list[Param], tags: list[RunTag]
+    ) -> tuple[list[Metric], list[Param], list[RunTag]]:
+        """Return what a run that is there has not got yet, or has otherwise."""
+        steps = [metric.step for metric in metrics]
+        points: Any = select(*(getattr(SqlMetric, name) for name in POINT))
+        points = points.where(SqlMetric.run_uuid == run_id)
+        with self._store.ManagedSessionMaker(read_only=True) as session:
+
+            def read(query: Any) -> set[tuple[Any, ...]]:
+                return set(map(tuple, session.execute(query)))
+
+            said = [
+                read(select(table.key, table.value).where(table.run_uuid == run_id))
+                for table in (SqlParam, SqlTag)
+            ]
+            drawn = steps and read(points.where(SqlMetric.step.between(min(steps), max(steps))))
+        return (
+            [each for each in metrics if tuple(self._metric_row(each).values()) not in drawn],
+            [each for each in params if (each.key, each.value) not in said[0]],
+            [each for each in tags if (each.key, each.value) not in said[1]],
+        )
 
     def _keep_texts(self, location: str, write: RunWrite) -> None:
         for name, text in write.texts.items():
@@ -199,13 +233,9 @@ class Writer:
 
     def _metric_row(self, metric: Metric) -> dict[str, object]:
         is_nan, value = self._store.sanitize_metric_value(metric.value)
-        return {
-            "key": metric.key,
-            "step": metric.step,
-            "timestamp": metric.timestamp,
-            "value": value,
-            "is_nan": is_nan,
-        }
+        return dict(
+            zip(POINT, (metric.key, metric.step, metric.timestamp, value, is_nan), strict=True)
+        )
 
 
 def _is_damage(error: MlflowException) -> bool:

@@ -17,12 +17,20 @@ from unittest.mock import Mock
 
 import pytest
 from mlflow import MlflowClient
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
 from eigensweep.service.process.mlflow_server import MlflowServer
 from eigensweep.service.process.mlflow_writer import Writer
 from eigensweep.store.commits.curves import CurvePoint
 from eigensweep.workers.tracking import run_writes
-from eigensweep.workers.tracking.mlflow_runs import AwayError, MlflowRefusedError, RunContent, Runs
+from eigensweep.workers.tracking.mlflow_runs import (
+    ERROR,
+    OUTCOME,
+    AwayError,
+    MlflowRefusedError,
+    RunContent,
+    Runs,
+)
 from eigensweep.workers.tracking.run_writes import PATH, RunWrite, next_request
 
 POINTS = [
@@ -128,6 +136,67 @@ def test_a_run_that_is_there_goes_on_where_it_was(client, connect):
     found = client.get_run(run)
     assert (found.info.status, found.data.metrics["valid/loss"]) == ("KILLED", 0.75)
     assert len(client.get_metric_history(run, "valid/loss")) == 3
+
+
+def test_a_run_that_goes_on_no_longer_says_how_it_ended(client, connect):
+    run = write_trial(runs := connect("retried"), 0)
+    runs.send(run, RunContent(tags={OUTCOME: "failed", ERROR: "KeyError"}))
+    runs.flush()
+    later = connect("retried")
+    run = later.get(0, None, "", {})
+    later.keep_text(run, "{}", "config.json")  # as a tracker does, before it asks whether it ended
+    later.begin_again(run)
+    assert later.flush() == {}
+    found = client.get_run(run)
+    assert found.info.status == "RUNNING"
+    assert {OUTCOME, ERROR}.isdisjoint(found.data.tags)
+
+
+def test_a_run_in_parts_that_goes_on_says_no_end(client, connect, monkeypatch):
+    monkeypatch.setattr(run_writes, "MOST_POINTS", 2)
+    run = write_trial(runs := connect("in parts"), 0)
+    runs.send(run, RunContent(tags={OUTCOME: "failed"}))
+    (first,) = next_request(runs._waiting.values())
+    assert runs._write([first]) == {}
+    assert not runs._waiting[run].drop(first)
+    runs.begin_again(run)
+    assert runs.flush() == {}
+    found = client.get_run(run)
+    assert (found.info.status, OUTCOME in found.data.tags) == ("RUNNING", False)
+
+
+def test_what_a_run_has_is_not_written_again(connect, client, tmp_path):
+    store = Mock(wraps=SqlAlchemyStore(f"sqlite:///{tmp_path / 'mlflow.db'}", "mlflow-artifacts:/"))
+    project = store.create_experiment("p")
+    writer = Writer(Mock(), store, tmp_path)
+    write = RunWrite("a" * 32, "first", 1, {"t": "v"}, {"lr": "0.1"}, [("loss", 0.5, 1000, 1)])
+    write.status, write.end_time = "FINISHED", 5
+    for _ in range(3):
+        assert writer.write(project, [write]) == {}
+    store.log_batch.assert_not_called()
+    store.update_run_info.assert_not_called()
+    write.points += [("loss", float("nan"), 2000, 2)]
+    write.end_time = 6
+    for _ in range(2):
+        assert writer.write(project, [write]) == {}
+    ((_, metrics, params, tags), _) = store.log_batch.call_args_list[0]
+    assert ([each.step for each in metrics], params, tags) == ([2], [], [])
+    assert store.log_batch.call_count == store.update_run_info.call_count == 1
+    store.delete_run("a" * 32)
+    assert "active" in writer.write(project, [write])["a" * 32]
+
+
+def test_a_run_gets_no_id_of_a_deleted_one(server, client, connect):
+    ids = [write_trial(runs := connect("gone"), 0)]
+    runs.flush()
+    client.delete_run(ids[0])
+    ids.append(write_trial(runs := connect("gone"), 0))
+    runs.flush()
+    client.delete_run(ids[1])
+    runs = connect("gone")
+    runs._deleted[0, None] = {ids[1]}  # as after MLflow's `gc`, which removes the first
+    runs._sure, runs._project_id = True, runs._take_project()
+    assert runs.get(0, None, "", {}) == ids[0]
 
 
 def test_a_run_that_is_refused_stops_no_other(client, connect):

@@ -12,7 +12,7 @@ import os
 import re
 import time
 import uuid
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -167,7 +167,7 @@ class Runs:
         self._known: dict[Key, str] = {}
         self._seeds: dict[int, dict[int, str]] = {}
         """The runs of replicates by trial and seed, which `_known` has, too."""
-        self._deleted: Counter[Key] = Counter()
+        self._deleted: defaultdict[Key, set[str]] = defaultdict(set)
         self._waiting: dict[str, RunWrite] = {}
         self._start_times: dict[str, int] = {}
         self._over: set[str] = set()
@@ -291,8 +291,8 @@ class Runs:
             write.status, write.end_time = "RUNNING" if is_ours else None, None
             for tag in (OUTCOME, ERROR):
                 write.tags.pop(tag, None)
-            if is_ours:
-                return
+            if write.name:
+                return  # MLflow has not got it yet
         _ask(lambda: self._client.update_run(run_id, "RUNNING"))
         for tag in (OUTCOME, ERROR):
             with suppress(MlflowRefusedError):  # it has no such tag
@@ -406,7 +406,8 @@ class Runs:
         if key == (None, None):
             self.lacked_experiment = not self._deleted[key]
         if self.is_ours():
-            run_id = self._name(key, self._deleted[key])
+            names = (self._name(key, deleted) for deleted in range(MOST_DELETED))
+            run_id = next(each for each in names if each not in self._deleted[key])
             self._waiting[run_id] = RunWrite(run_id, name, now, dict(tags))
             self._know(key, run_id, now)
             return run_id
@@ -569,7 +570,7 @@ class Runs:
             logger.warning("left alone, it only has the tags of a run run=%s", run.info.run_id)
             return
         if run.info.lifecycle_stage == "deleted":
-            self._deleted[key] += 1
+            self._deleted[key].add(run.info.run_id)
             return
         self._know(key, run.info.run_id, run.info.start_time)
         if key[0] is None:

@@ -47,6 +47,7 @@ class RunWrite:
     run_id: str
     """32 hexadecimal digits."""
     name: str
+    """Empty where it is there already: it is not made."""
     start_time: int
     """When the run began, in milliseconds; counts where it is made."""
     tags: dict[str, str] = field(default_factory=dict)
@@ -77,7 +78,7 @@ class RunWrite:
         if part is self:
             return True
         self.points = self.points[len(part.points) :]
-        self.params, self.texts = {}, {}
+        self.name, self.params, self.texts = "", {}, {}  # it is made now
         return False
 
 
