@@ -92,19 +92,25 @@ class Race:
         if not self.rounds:
             return "no two configurations finished, so there was nothing to decide"
         last = self.rounds[-1]
-        equal = [number for each in self.rounds for number in each.equivalent]
+        equal: dict[int, list[int]] = {}
+        for each in self.rounds:
+            equal.setdefault(each.leader, []).extend(each.equivalent)
+        equal = {leader: numbers for leader, numbers in equal.items() if numbers}
         if last.rivals:
             words = (
                 f"trial {last.leader} leads with {last.seeds} seeds and is not distinguishable "
                 f"from {_list(last.rivals)}"
             )
-        elif equal:
+        elif equal or self._stuck:
             words = f"trial {last.leader} leads with {last.seeds} seeds"
         else:
             words = f"trial {last.leader} is better than every other one that was compared with it"
-        if equal:
-            differs = "differs" if len(equal) == 1 else "differ"
-            words += f"; {_list(equal)} {differs} from the leader by no more than {self.within:g}"
+        for leader, numbers in equal.items():
+            differs = "differs" if len(numbers) == 1 else "differ"
+            whom = "the leader" if leader == last.leader else f"trial {leader}, which led then,"
+            words += f"; {_list(numbers)} {differs} from {whom} by no more than {self.within:g}"
+        if self._stuck:
+            words += f"; {_list(self._stuck)} could train no more seeds, and nothing was decided"
         if not self.is_over:
             words += f"; {_list(self.lacking)} train{'s' * (len(self.lacking) == 1)} up to "
             words += f"{self.wanted} seeds"
@@ -113,7 +119,17 @@ class Race:
         left_out = sum(len(each.left_out) for each in self.rounds)
         if left_out:
             words += f"; {left_out} more could not be told apart and got no more seeds"
+        if 0 < self.counted < last.seeds:
+            which = "seed" if self.counted == 1 else f"{self.counted} seeds"
+            words += f"; the first {which} chose the configurations and do"
+            words += f"{'es' * (self.counted == 1)} not count"
         return words
+
+    @property
+    def _stuck(self) -> list[int]:
+        """Trials that nothing was decided of, and that were not in the next round."""
+        pairs = pairwise(self.rounds)
+        return [n for one, two in pairs for n in one.racers if n not in (two.leader, *two.others)]
 
 
 def run_race(

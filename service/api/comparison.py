@@ -15,15 +15,16 @@ from pydantic import Field, ValidationError
 
 from eigensweep.results import tuning
 from eigensweep.results.comparison import Pair, Split, Subject, compare_all
-from eigensweep.results.ranking import RANKED
+from eigensweep.results.ranking import UNRANKED
 from eigensweep.results.statistics import TEST, Summary
 from eigensweep.results.trial_result import Metrics, ReplicateResult, Result
 from eigensweep.search_spaces.dotted import name_arms
-from eigensweep.search_spaces.errors import UnknownMetricError
+from eigensweep.search_spaces.errors import UnknownMetricError, UnreadableSpecError, shorten
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.answers.schemas import AnswerModel, Metric
 from eigensweep.service.record.errors import ConflictError, NotFoundError
+from eigensweep.service.record.journal import budget_of
 from eigensweep.service.record.sql.tables import ExperimentRow, TrialRow
 from eigensweep.service.record.views.overviews import list_tries
 from eigensweep.service.record.views.queries import Queries
@@ -86,6 +87,7 @@ def compare(
         NotFoundError: if there is no such experiment, trial or arm.
         ConflictError: if no trial of it has finished.
         UnknownMetricError: if the task has no such metric.
+        UnreadableSpecError: if a metric is named, and the task is not known here.
     """
     found = [_find(record, name, metric) for name in names]
     counts, pairs = compare_all([subject for _, subject in found], smallest)
@@ -107,11 +109,11 @@ def _find(record: Queries, name: str, metric: str | None) -> tuple[Side, Subject
     else:
         arm = part if slash else None
         check_arm(experiment, arm)
-        ranked = record.trials(id, states=sorted(RANKED), arm=arm, sort="value", limit=1)
-        if not ranked:
+        first = record.trials(id, arm=arm, sort="value", limit=1)
+        if not first or first[0].trial.rank == UNRANKED:
             where = f"arm '{arm}' of experiment '{id}'" if arm else f"experiment '{id}'"
             raise ConflictError(f"no trial of {where} has finished, so there is none to compare")
-        trial = ranked[0].trial
+        trial = first[0].trial
         chosen = f"best {'of the arm' if arm else 'of the experiment'} on validation data"
     return _describe_side(name, chosen, experiment, trial, metric)
 
@@ -138,7 +140,8 @@ def check_arm(experiment: ExperimentRow, arm: str | None) -> None:
 def _describe_side(
     name: str, chosen: str, experiment: ExperimentRow, trial: TrialRow, metric: str | None
 ) -> tuple[Side, Subject]:
-    task = (trial.config or {}).get("task") or experiment.spec["task"]
+    config = trial.counted_config
+    task = config.get("task") or experiment.spec["task"]
     measured, baseline = find_metric(experiment, task, metric)
     result = Result.from_dict(trial.result or {})
     cpus = float(experiment.spec.get("resources", {}).get("cpus", 1.0))
@@ -146,8 +149,8 @@ def _describe_side(
         name=name,
         experiment=experiment.id,
         trial=trial.number,
-        state=trial.state,
-        steps=trial.steps,
+        state=trial.counted_state,
+        steps=budget_of(config) or trial.steps,
         metric=measured,
         baselines={"valid": baseline, "test": find_baseline_on_test(task, measured.name, baseline)},
         task=task,
@@ -164,6 +167,8 @@ def _describe_side(
         experiment=experiment.id,
         experiment_name=experiment.name,
         trial=trial.number,
+        state=subject.state,
+        steps=subject.steps,
         hash=trial.config_hash,
         seeds=subject.seeds,
         metric=measured,
@@ -181,7 +186,12 @@ def find_metric(
     """Return the metric that is compared, and its baseline if that follows from the config."""
     if name is None or name == experiment.metric:
         return Metric.made_of(experiment, name=experiment.metric), experiment.baseline
-    config = TASKS[task["name"]].Config.model_validate(task)
+    try:
+        config = TASKS[task["name"]].Config.model_validate(task)
+    except (KeyError, ValidationError) as error:
+        words = f"'{task['name']}' is not installed here, or had other fields than now"
+        message = f"nothing is known of the metric '{shorten(name)}': the task {words}"
+        raise UnreadableSpecError(message) from error
     known = [metric.name for metric in config.metrics]
     if name not in known:
         message = f"{config.name} has no metric '{name}'; it has {', '.join(known)}"

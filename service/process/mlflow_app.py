@@ -139,7 +139,7 @@ def make_app() -> ASGIApp:
     artifacts = Path(os.environ[constants.ARTIFACTS_DESTINATION_ENV_VAR])
     confine_artifacts(artifacts)
     page = Path(server.__file__).parent / "js" / "build" / "index.html"
-    pages: ASGIApp = FirstPage(app, page.read_text())
+    pages: ASGIApp = FirstPage(app, page.read_text(encoding="utf-8"))
     place, root = constants.BACKEND_STORE_URI_ENV_VAR, constants.ARTIFACT_ROOT_ENV_VAR
     make: Any = SqlAlchemyStore
     store = make(os.environ[place], os.environ[root])  # shares connections with MLflow's own

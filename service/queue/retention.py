@@ -80,14 +80,16 @@ class PruningHandler(Handler):
     def look(self) -> None:
         """Apply the rule and remove unused corpora, every `every_hours`."""
         now, keep = self.clock(), self.schedule.keep
-        if now < self._due_at or self._probe.find_problem() is not None:
+        pause = self.schedule.every_hours * 3600
+        is_early = self._due_at - pause <= now < self._due_at  # the clock may have been set back
+        if is_early or self._probe.find_problem() is not None:
             return
         if keep is not None:
             for id in self.record.list_prunable(keep, now - self.schedule.after_days * DAY):
                 with suppress(ConflictError, NotFoundError):  # it was taken up, or deleted
                     self.record.prune(id, keep)
         self._remove_corpora()
-        self._due_at = now + self.schedule.every_hours * 3600
+        self._due_at = now + pause
 
     def work(self, job: JobRow) -> None:
         keep: Keep = job.request["keep"]

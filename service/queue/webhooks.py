@@ -188,21 +188,24 @@ def make_message(jobs: Jobs, session: Session, job: JobRow) -> dict[str, object]
     """Return the content of a message; None if its experiment was deleted meanwhile."""
     if (experiment := session.get(ExperimentRow, job.experiment_id)) is None:
         return None
-    counts = count_states(session, [experiment.id])[experiment.id]
-    trials = {state: count.trials for state, count in sorted(counts.items())}
-    error = experiment.error.strip().rsplit("\n", 1)[-1][:300] if experiment.error else None
+    told = job.request
+    if "trials" not in told:  # an earlier version wrote it
+        counts = count_states(session, [experiment.id])[experiment.id]
+        trials = {state: count.trials for state, count in sorted(counts.items())}
+        told = {**told, "error": experiment.error, "trials": trials}
+    error = told["error"].strip().rsplit("\n", 1)[-1][:300] if told["error"] else None
     return {
-        "type": job.request["type"],
+        "type": told["type"],
         "timestamp": datetime.fromtimestamp(job.created_at, UTC).isoformat(),
         "data": {
             "id": experiment.id,
             "name": experiment.name,
             "project": experiment.project,
-            "state": job.request["type"].removeprefix("experiment."),
+            "state": told["type"].removeprefix("experiment."),
             "error": error,
             "metric": experiment.metric,
-            "trials": trials,
-            "ranked": sum(trials.get(state, 0) for state in RANKED),
+            "trials": told["trials"],
+            "ranked": sum(told["trials"].get(state, 0) for state in RANKED),
             "page": f"/experiments/{experiment.id}",
         },
     }

@@ -17,7 +17,7 @@ from sweeps import SCORNN, Bench, spec
 
 from eigensweep.protocol.ledger import Finished
 from eigensweep.protocol.messages import Order
-from eigensweep.results.racing import Race, find_race, run_race
+from eigensweep.results.racing import Race, Round, find_race, run_race
 from eigensweep.results.seeds import cut_seeds, summarise
 from eigensweep.results.trial_result import ReplicateResult, Result, Source
 from eigensweep.search_spaces.planning import find_seeds
@@ -267,6 +267,23 @@ class TestDecision:
         race = self.race([1, 2, 3.0], [2, 1, 3.1], [1.5, 1.4, 3.3], stuck=[1])
         assert (race.wanted, race.lacking) == (4, (0, 2))
         assert self.race([1, 2, 3.0], [2, 1, 3.1], stuck=[1]).is_over
+
+    def test_it_is_said_of_a_leader_that_it_could_train_no_more(self):
+        race = Race((Round(3, 0, (1, 2), (), (), ()), Round(4, 1, (), (2,), (), ())))
+        assert race.words == (
+            "trial 1 leads with 4 seeds; trial 0 could train no more seeds, and nothing was decided"
+        )
+
+    def test_what_was_equivalent_to_an_earlier_leader_is_said_so(self):
+        rounds = (Round(3, 0, (1,), (), (2,), ()), Round(4, 1, (0,), (), (), ()))
+        words = "; trial 2 differs from trial 0, which led then, by no more than 0.5"
+        assert Race(rounds, within=0.5).words.endswith(words)
+
+    def test_seeds_that_do_not_count_are_named(self):
+        end = "; the first 3 seeds chose the configurations and do not count"
+        rounds = (Round(3, 0, (1,), (), (), ()), Round(9, 1, (), (0,), (), ()))
+        assert Race(rounds, counted=3).words.endswith(end)
+        assert not Race(rounds[:1], counted=3).words.endswith(end)
 
     def test_without_two_trials_there_is_nothing_to_decide(self):
         assert self.race([1, 2, 3.0], [1, 2.0]).words.startswith("no two configurations finished")

@@ -18,7 +18,7 @@ from eigensweep.results.statistics import compare_paired, holm
 from eigensweep.results.trial_result import ReplicateResult, Result
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.sql import database
-from eigensweep.service.record.sql.tables import TrialRow
+from eigensweep.service.record.sql.tables import ExperimentRow, TrialRow
 from eigensweep.tasks import TASKS
 from eigensweep.tasks.copying import CopyingConfig
 
@@ -147,6 +147,21 @@ def test_an_experiment_is_its_best_trial_by_any_metric(run, compare):
     valid, test = found["pairs"][0]["valid"], found["pairs"][0]["test"]
     assert (valid["verdict"], valid["mean"]) == ("better", pytest.approx(0.2))
     assert test["reason"] == f"{a} has no recall_accuracy on test data"
+
+
+def test_a_task_that_is_gone_leaves_what_its_trials_came_to(run, client, record):
+    id = run([("lstm", GOOD), ("gru", BAD)])
+    task = {"name": "mytask"}
+    spec = {**record.row(id).spec, "task": task}
+    change = update(ExperimentRow).where(ExperimentRow.id == id).values(spec=spec)
+    config = update(TrialRow).where(TrialRow.experiment_id == id).values(config={"task": task})
+    database.write(record.url, lambda rows: [rows.execute(each) for each in (change, config)])
+    query = f"of={id}/0&of={id}/1"
+    assert client.get(f"/v1/compare?{query}").status_code == 200
+    assert client.get(f"/compare?{query}").status_code == 200
+    for place in ("compare", "compare/effort"):
+        refused = client.get(f"/v1/{place}?{query}&metric=recall_accuracy")
+        assert (refused.status_code, "mytask" in refused.json()["detail"]) == (409, True)
 
 
 def test_what_cannot_be_compared_says_why(run, compare):

@@ -15,6 +15,7 @@ from eigensweep.results.seeds import summarise
 from eigensweep.results.trial_result import Outcome, Source
 from eigensweep.search_spaces.planning import find_seeds
 from eigensweep.service.record.ledger import RecordLedger
+from eigensweep.service.record.views.overviews import list_finished
 
 RACE = {"replicates": 3, "racing": {"most": 5, "seeds": 1}}
 MEANS = (0.1, 0.101, 0.4)
@@ -104,6 +105,19 @@ def test_a_trial_that_trains_on_keeps_its_value_and_says_why(race):
     best = race.client.get(f"/v1/experiments/{race.id}").json()
     assert (best["best"]["number"], best["eta_seconds"]) == (0, None)
     assert best["progress"]["fraction"] is None
+
+
+def test_a_comparison_counts_who_trains_more_seeds(race, record):
+    race.reopen(0, 4)
+    race.reopen(1, 4)
+    asked = {"of": [race.id, f"{race.id}/1", f"{race.id}/2"]}
+    found = race.client.get("/v1/compare", params=asked).json()
+    assert [side["trial"] for side in found["sides"]] == [0, 1, 2]
+    assert [side["state"] for side in found["sides"]] == ["completed"] * 3
+    assert all(pair["valid"]["reason"] is None for pair in found["pairs"])
+    effort = race.client.get("/v1/compare/effort", params={"of": [race.id, f"{race.id}/scornn"]})
+    assert [len(side["points"]) for side in effort.json()["sides"]] == [3, 3]
+    assert len(list_finished(record, race.id)["scornn"]) == 3
 
 
 def test_the_end_of_a_race_is_told_with_what_is_open(race):

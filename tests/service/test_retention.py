@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from markupsafe import escape
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 
 from eigensweep.command import frame
 from eigensweep.command.cli import app as command_line
+from eigensweep.protocol.messages import Notice
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.answers import shared_answers
@@ -33,7 +35,7 @@ from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.users.accounts import Accounts
 from eigensweep.store.checkpoints import Store, replicate_key, trial_key
-from eigensweep.store.places.durable_files import StorageError
+from eigensweep.store.places.durable_files import StorageError, StoreAwayError
 from eigensweep.store.upkeep import corpora
 from eigensweep.store.upkeep.thinning import thin_out
 from eigensweep.training.attempt import Attempt
@@ -383,6 +385,25 @@ class TestSchedule:
         assert record.list_prunable("best") == []
         assert record.list_prunable("none") == [id]
 
+    def test_a_clock_that_was_set_back_is_not_waited_for(self, record, storage, monkeypatch):
+        now, looks = [400 * DAY], []
+        rule = RetentionRule(None, 0, 24)
+        handler = PruningHandler(record, Store(storage), rule, threading.Lock(), lambda: now[0])
+        monkeypatch.setattr(handler, "_remove_corpora", lambda: looks.append(now[0]))
+        for day in (400, 400.5, 35, 35.5, 36):
+            now[0] = day * DAY
+            handler.look()
+        assert looks == [400 * DAY, 35 * DAY, 36 * DAY]
+
+    def test_an_end_of_pruning_takes_no_notices_of_what_runs(self, record, id):
+        record.prune(id, "best")
+        record.retry(id)
+        ledger = RecordLedger(record.url, id, record.claim(id).generation)
+        ledger.record_notices([Notice("code", "node 2 has other files")])
+        record.set_pruned(id, "best")
+        (notice,) = record.row(id).notices
+        assert notice["words"] == "node 2 has other files"
+
     def test_by_default_nothing_goes(self, record, storage, id, make, settings):
         assert settings.keep is None
         make(RetentionRule(settings.keep, 0, 1)).tick()
@@ -444,6 +465,31 @@ class TestRoute:
         answer = client.post("/v1/storage/prune", json={"keep": "none"}).json()
         assert (answer["items"], answer["more"]) == ([], True)
 
+    def test_what_was_pruned_before_the_store_left_is_told(
+        self, client, record, id, storage, content, monkeypatch
+    ):
+        other = train(record, storage, content)
+        whole, away = Record.measure_prunable, Mock(side_effect=StoreAwayError("no answer"))
+        measures = iter([whole, away, away])
+        found = lambda *given: next(measures)(record, *given)  # noqa: E731
+        monkeypatch.setattr(record, "measure_prunable", found)
+        body = {"keep": "none", "experiments": [id, other], "dry_run": False}
+        answer = client.post("/v1/storage/prune", json=body)
+        assert answer.status_code == 202
+        assert ([each["id"] for each in answer.json()["items"]], answer.json()["more"]) == (
+            [id],
+            True,
+        )
+        assert (find_rule(record, id), find_rule(record, other)) == ("none", None)
+        assert client.post("/v1/storage/prune", json=body).status_code == 503
+
+    def test_a_page_offers_no_weights_that_were_pruned(self, client, record, id, make):
+        page = f"/experiments/{id}/trials/0"
+        assert "weights?seed=0" in client.get(page).text
+        record.prune(id, "none")
+        make().tick()
+        assert "weights?seed=0" not in client.get(page).text
+
 
 class TestDiskUse:
     def test_who_asks_while_it_is_measured_has_the_answer_before(self, monkeypatch):
@@ -476,12 +522,14 @@ class TestDiskUse:
         other = train(record, storage, content, "bob")
         (settings.home / "eigensweep.db").write_bytes(b"x" * 5000)
         (settings.home / "eigensweep.db-wal").write_bytes(b"x" * 600)
+        (storage / corpora.FOLDER).mkdir()
+        (storage / corpora.FOLDER / "a.tar").write_bytes(b"x" * 7000)
         found = client.get("/v1/storage").json()
         parts = {part["name"]: part["bytes"] for part in found["parts"]}
         checkpoints = sum(f.stat().st_size for f in storage.rglob("step-*.pt"))
         assert parts["checkpoints"] == checkpoints
         assert parts["weights"] == sum(f.stat().st_size for f in storage.rglob("best-*.pt"))
-        assert parts["record"] == 5600
+        assert (parts["record"], parts["packed corpora"]) == (5600, 7000)
         assert found["total"] == sum(parts.values())
         assert {each["user"] for each in found["users"]} == {"anna", "bob"}
         assert {each["id"] for each in found["experiments"]} == {id, other}

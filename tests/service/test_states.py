@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from sqlalchemy import update
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 from starlette.testclient import TestClient
 
@@ -25,6 +28,7 @@ from eigensweep.protocol.states import (
     name_actions,
 )
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.api.routes.experiments import AWAY
 from eigensweep.service.record.errors import ConflictError
 from eigensweep.service.record.journal import end_experiment, move_experiment, move_trial
 from eigensweep.service.record.ledger import RecordLedger
@@ -365,6 +369,29 @@ def test_what_is_gone_meanwhile_leaves_others_of_a_bulk_be(
     gone, queued = answer.json()["items"]
     assert gone == {"id": first, "state": None, "problem": None}
     assert (queued["state"], "is queued" in queued["problem"]) == ("queued", True)
+
+
+def test_a_bulk_tells_what_was_done_before_the_database_left(
+    client: TestClient, record: Record, spec: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [record.add(ExperimentSpec.model_validate(spec()))[0].id for _ in range(3)]
+    away = OperationalError("", {}, sqlite3.OperationalError("database is locked"))
+    cancels = iter([Record.cancel, Mock(side_effect=away)])
+    monkeypatch.setattr(record, "cancel", lambda id: next(cancels)(record, id))
+    answer = client.post("/v1/experiments/bulk", json={"action": "cancel", "ids": ids})
+    first, *others = answer.json()["items"]
+    assert (answer.status_code, first["state"], first["problem"]) == (200, "cancelled", None)
+    assert {(each["state"], each["problem"]) for each in others} == {(None, AWAY)}
+    (entry,) = (
+        each for each in client.get("/v1/audit").json()["items"] if "bulk" in each["action"]
+    )
+    assert ids[0] in entry["detail"]
+    assert ids[1] not in entry["detail"]
+    monkeypatch.setattr(record, "cancel", Mock(side_effect=away))
+    assert (
+        client.post("/v1/experiments/bulk", json={"action": "cancel", "ids": ids}).status_code
+        == 503
+    )
 
 
 def test_what_a_person_wants_follows_from_the_state():

@@ -93,6 +93,25 @@ class TestRetry:
         row = record.row(played.id)
         assert (row.state, row.error) == ("cancelled", CLOSED)
 
+    def test_what_its_failure_cut_off_goes_on(self, record, played):
+        played.ledger.open(3, "scornn", {}, CONFIG, "h3")
+        played.ledger.begin(3)
+        record.give_up(played.id, "its driver died 5 times")
+        assert played.states() == ["completed", "failed", "completed", "cancelled"]
+        record.retry(played.id)
+        assert played.states() == ["completed", "waiting", "completed", "waiting"]
+        assert record.events(played.id)[-1].data["reason"] == "another try of 1 failed trial"
+
+    def test_what_a_person_cancelled_stays_so_when_it_fails_later(self, record, played):
+        played.ledger.open(3, "scornn", {}, CONFIG, "h3")
+        record.cancel(played.id)
+        played.ledger.end("cancelled")
+        record.retry(played.id)
+        played.drive()
+        record.give_up(played.id, "its driver died 5 times")
+        record.retry(played.id)
+        assert played.states()[3] == "cancelled"
+
     def test_a_failed_one_goes_on_also_without_a_failed_trial(self, record, spec):
         made = Played(record, spec())
         made.ledger.end("failed", "resources: no node has 64 GPUs")
@@ -400,6 +419,14 @@ class TestExtend:
         answer = self.post(client, grid.id, spec())
         assert answer.status_code == 409
         assert "asks for nothing more" in answer.json()["detail"]
+
+    def test_a_completed_one_takes_up_what_was_cancelled(self, client, record, spec, grid):
+        like = record.trial(grid.id, 0).trial
+        grid.ledger.open(2, like.arm, like.params, like.config, "h2")
+        grid.ledger.finish(2, grid.ledger.begin(2), "cancelled", None, "by an earlier version")
+        grid.ledger.end("completed")
+        assert self.post(client, grid.id, spec()).status_code == 202
+        assert grid.states() == ["completed", "completed", "waiting"]
 
     def test_another_experiment_is_refused_with_the_path(self, client, record, spec, grid):
         grid.ledger.end("completed")

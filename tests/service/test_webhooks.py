@@ -29,6 +29,7 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from eigensweep.command.cli import app
+from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.answers.schemas import Views
 from eigensweep.service.api.app import create_app
@@ -317,6 +318,20 @@ class TestDelivery:
         now[0] += 5
         assert notifier.send_due() == 1
         assert Views(None).experiment(record.experiment(id)).notices == []
+
+    def test_a_late_message_tells_of_its_own_end(self, end, notifier, receiver, record, now):
+        id = end("failed")
+        record.retry(id)
+        claim = record.claim(id)
+        ledger = RecordLedger(record.url, id, claim.generation)
+        ledger.open(0, "scornn", {}, {"training": {"steps": 9}}, "h")
+        ledger.finish(0, ledger.begin(0), "completed", Result(value=0.5))
+        ledger.end("completed")
+        assert notifier.send_due() == 2
+        told = [json.loads(body)["data"] for _, _, body in receiver.got]
+        about = {each["state"]: (each["error"], each["trials"], each["ranked"]) for each in told}
+        assert about["failed"] == ("RuntimeError: a bug", {}, 0)
+        assert about["completed"] == (None, {"completed": 1}, 1)
 
     def test_the_notices_say_nothing_of_an_earlier_end(self, end, notifier, receiver, record, now):
         id = end("failed")

@@ -45,7 +45,7 @@ def measure(path: Path) -> int:
 
 
 def measure_store(place: str | Path) -> dict[str, StoreUse]:
-    """Return what each experiment in the store takes, by its id.
+    """Return what each folder of the store takes: that of an experiment by its id.
 
     Raises:
         StorageError: if it is an object store that does not answer.
@@ -53,7 +53,7 @@ def measure_store(place: str | Path) -> dict[str, StoreUse]:
     files: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
     for path, size in open_files(place).sizes():
         experiment, slash, rest = path.partition("/")
-        if slash and not experiment.startswith("."):
+        if slash:
             files[experiment].append((rest.rpartition("/")[2], size))
     return {experiment: _add_up(found) for experiment, found in sorted(files.items())}
 

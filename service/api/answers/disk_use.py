@@ -10,6 +10,7 @@ from typing import Final
 from eigensweep.service.api.answers.shared_answers import TimedCache
 from eigensweep.service.settings import Settings
 from eigensweep.store.places.disk_use import StoreUse, measure, measure_store
+from eigensweep.store.upkeep import corpora
 
 FRESH_SECONDS: Final = 5.0
 """Seconds for which what was measured is shown again at least."""
@@ -34,7 +35,8 @@ class DiskUse(TimedCache[UsedBytes]):
 
     def _measure(self) -> UsedBytes:
         home, storage = self.settings.home, self.settings.storage_folder
-        experiments = measure_store(storage)
+        stored = measure_store(storage)
+        experiments = {id: use for id, use in stored.items() if not id.startswith(".")}
         record = [*home.glob("eigensweep.db*")]
         logs = [home / "mlflow" / "server.log"]
         places = {
@@ -51,4 +53,6 @@ class DiskUse(TimedCache[UsedBytes]):
         parts = {name: (str(path), sizes[name]) for name, (path, _) in places.items()}
         for name in ("checkpoints", "weights", "curves"):
             parts[name] = (storage, sum(getattr(each, name) for each in experiments.values()))
+        if (packed := stored.get(corpora.FOLDER)) is not None:
+            parts["packed corpora"] = (f"{storage}/{corpora.FOLDER}", packed.total)
         return UsedBytes(parts, experiments)

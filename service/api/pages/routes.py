@@ -389,7 +389,8 @@ def show_comparison(
             ComparisonQuery, of=names, metric=query.metric or None, smallest=query.smallest or None
         )
         found = comparisons.compare_subjects(request, service, asked)
-        effort = comparisons.compare_effort(request, service, asked)
+        with suppress(UnreadableSpecError):  # what its trials came to can still be compared
+            effort = comparisons.compare_effort(request, service, asked)
     return render(
         caller,
         "compare.html",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,6 +12,7 @@ from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from pydantic import Field
+from sqlalchemy.exc import SQLAlchemyError
 
 from eigensweep.protocol.shares import Capacity
 from eigensweep.protocol.states import Action, ExperimentState
@@ -44,6 +47,7 @@ from eigensweep.service.settings import Settings
 from eigensweep.service.settings.webhook_rules import WebhookRefusedError, check_url
 from eigensweep.training.lanes.outlook import explain_arms_alone
 
+logger = logging.getLogger(__name__)
 router = APIRouter(tags=["experiments"], route_class=WrittenRoute)
 previews = APIRouter(tags=["experiments"], route_class=DescribedRoute)
 """What needs the settings alone, and no record."""
@@ -437,6 +441,9 @@ class BulkRequest(schemas.Asked):
     confirm: bool = Field(False, strict=True, description="Has to be true for `delete`")
 
 
+AWAY: Final = "the database of the record did not answer; try again soon"
+
+
 class BulkItem(schemas.AnswerModel):
     """What became of one of them."""
 
@@ -455,7 +462,10 @@ class BulkAnswer(schemas.AnswerModel):
 def act_in_bulk(
     service: TheService, caller: callers.Submitter, asked: BulkRequest, request: Request
 ) -> BulkAnswer:
-    """Do to each experiment what its own address does; one that is refused leaves the others be."""
+    """Do to each experiment what its own address does; one that is refused leaves the others be.
+
+    Where the database leaves half way, the others are not tried, and say so.
+    """
     if asked.action == "delete" and not asked.confirm:
         raise SpecError(
             "confirm",
@@ -463,9 +473,10 @@ def act_in_bulk(
             expected="true",
             got=False,
         )
-    items, refused = [], dict[str, list[str]]()
-    for id in dict.fromkeys(asked.ids):
-        state, problem = None, None
+    items, refused = list[BulkItem](), dict[str, list[str]]()
+    left = deque(dict.fromkeys(asked.ids))
+    while left:
+        id, state, problem = left.popleft(), None, None
         try:
             caller.require_owner(service.record.row(id).owner, f"experiment {id}")
             getattr(service.record, asked.action)(id)
@@ -475,7 +486,13 @@ def act_in_bulk(
             problem = str(error)
             is_quota = isinstance(error, QuotaExceededError)
             refused.setdefault("beyond a quota" if is_quota else "of another user", []).append(id)
-        with suppress(NotFoundError):  # it may be removed by now
+        except SQLAlchemyError:
+            if not items:
+                raise
+            logger.warning("%s stopped before experiment=%s", asked.action, id, exc_info=True)
+            items += [BulkItem(id=each, state=None, problem=AWAY) for each in (id, *left)]
+            break
+        with suppress(NotFoundError, SQLAlchemyError):  # it may be removed by now
             state = service.record.state(id)
         items.append(BulkItem(id=id, state=state, problem=problem))
     done = [item.id for item in items if item.problem is None]

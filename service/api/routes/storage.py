@@ -5,6 +5,7 @@ Runs in the service's process.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import defaultdict
 from itertools import takewhile
@@ -12,15 +13,19 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Request
 from pydantic import Field
+from sqlalchemy.exc import SQLAlchemyError
 
 from eigensweep.service.api.answers.schemas import AnswerModel, Asked
+from eigensweep.service.api.answers.writers import BusyError
 from eigensweep.service.api.answers.written import ServiceRoute
 from eigensweep.service.api.callers.callers import Caller, Reader, Submitter, tell_audit
 from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.record.changes.retention import DAY
 from eigensweep.service.record.errors import ConflictError, NotAllowedError, NotFoundError
+from eigensweep.store.places.durable_files import StorageError
 from eigensweep.store.upkeep.thinning import Keep
 
+logger = logging.getLogger(__name__)
 router = APIRouter(tags=["storage"], route_class=ServiceRoute)
 
 MOST: Final = 1000
@@ -143,7 +148,8 @@ class PruneAnswer(AnswerModel):
     items: list[PruneItem] = Field(description="The experiments, the earliest end first")
     more: bool = Field(
         description="Whether there are more, of which it is not known yet what they free: ask "
-        "again after these. A request looks at 1000 at most, for some seconds"
+        "again after these. A request looks at 1000 at most, for some seconds, and no further "
+        "where the store or the database leaves"
     )
 
 
@@ -166,8 +172,15 @@ def prune_storage(
     if asked.experiments is not None:
         ids = list(dict.fromkeys(asked.experiments))
     begun = time.monotonic()
-    soon = takewhile(lambda _: time.monotonic() < begun + LONGEST_SECONDS, ids[:MOST])
-    items = [_prune(service, caller, id, asked, ended_before) for id in soon]
+    items: list[PruneItem] = []
+    for id in takewhile(lambda _: time.monotonic() < begun + LONGEST_SECONDS, ids[:MOST]):
+        try:
+            items.append(_prune(service, caller, id, asked, ended_before))
+        except (StorageError, BusyError, SQLAlchemyError):
+            if not items:
+                raise
+            logger.warning("prune stopped before experiment=%s", id, exc_info=True)
+            break  # what was done is told, and that there are more
     freed = sum(each.bytes for each in items)
     done = [each.id for each in items if each.problem is None]
     what = "dry run of prune" if asked.dry_run else "prune"

@@ -47,7 +47,8 @@ class Reopening(Control):
         """Retry the failed trials of a finished experiment, from their last commits.
 
         A cancelled experiment does only that, and ends as cancelled again. A failed one also goes
-        on with its search, and with a longer budget that it was extended by.
+        on with its search, with the trials that its end cancelled, and with a longer budget that
+        it was extended by.
 
         Raises:
             ExperimentNotFoundError, WrongStateError: as in `Control`.
@@ -62,9 +63,12 @@ class Reopening(Control):
                 f"the trials of experiment {id} trained as one population (scheduler: pbt), so "
                 f"none is tried again by itself; post it again: eigensweep fork {id}"
             )
-        again = choose(_has_failed | _is_short(spec) if before.state == "failed" else _has_failed)
-        configs = self._configure_all(id, spec, again)
-        database.write(self.url, partial(_retry, before, spec, configs, again))
+        again = _has_failed
+        if before.state == "failed":
+            again |= _is_short(spec) if before.closed else _is_cancelled | _is_short(spec)
+        chosen = choose(again)
+        configs = self._configure_all(id, spec, chosen)
+        database.write(self.url, partial(_retry, before, spec, configs, chosen))
 
     def extend(self, id: str, spec: ExperimentSpec) -> None:
         """Queue a finished experiment again, with more to do: trials, points, or budget.
@@ -85,15 +89,9 @@ class Reopening(Control):
         if spec.name == spec.default_name():  # further arms would make it another name
             spec = spec.model_copy(update={"name": old.name})
         more = describe_extension(old, spec)
-        if not more and before.state == "completed":
-            raise ConflictError(
-                f"experiment {id} is completed, and the spec asks for nothing more; change "
-                "search.trials, limits.trials, the space or training.steps"
-            )
         further = _LENGTHENED if is_longer(old, spec) else choose(_is_cancelled | _is_short(spec))
         configs = self._configure_all(id, spec, further)
-        why = more or "the rest of the search"
-        database.write(self.url, partial(_extend, before, spec, configs, further, why))
+        database.write(self.url, partial(_extend, before, spec, configs, further, more))
 
     def _configure_all(self, id: str, spec: ExperimentSpec, chosen: Select[Any]) -> dict[int, str]:
         """Return the configurations, as JSON, with which some trials train further.
@@ -149,11 +147,12 @@ def _extend(
     spec: ExperimentSpec,
     configs: dict[int, str],
     further: Select[Any],
-    why: str,
+    more: str,
     rows: RowSession,
 ) -> None:
     experiment = _lock(rows, before, "extend", spec)
     extend_row(experiment, spec)
+    is_more = bool(more) or before.state != "completed"
     for part, trial in walk(rows, further, before.id):
         reason = RESUMED if trial.state == "cancelled" else LENGTHENED
         config = json.loads(configs[trial.number])
@@ -164,8 +163,14 @@ def _extend(
                 continue  # it cannot go on, and the longer budget is not what is asked for now
             _check_checkpoints(experiment)
         reopen_trial(part, experiment, trial, config, reason)
+        is_more = True
+    if not is_more:
+        raise ConflictError(
+            f"experiment {before.id} is completed, and the spec asks for nothing more; change "
+            "search.trials, limits.trials, the space or training.steps"
+        )
     experiment.closed = False
-    reopen_experiment(rows, experiment, why)
+    reopen_experiment(rows, experiment, more or "the rest of the search")
 
 
 def _configure(spec: ExperimentSpec, trial: TrialRow) -> ConfigJson:
@@ -194,7 +199,7 @@ def _configure(spec: ExperimentSpec, trial: TrialRow) -> ConfigJson:
 def _reopen_failed(
     rows: RowSession, experiment: ExperimentRow, configs: dict[int, str], again: Select[Any]
 ) -> int:
-    """Open the failed and stalled trials of an experiment again; return how many there are.
+    """Open trials of an experiment again; return how many of them failed or stalled.
 
     `configs` has the configurations, as JSON, with which they train. If a trial failed after it was
     opened again, its earlier result stands and the error is attached: then it is opened for a
@@ -203,9 +208,12 @@ def _reopen_failed(
     count = 0
     for part, trial in walk(rows, again, experiment.id):
         content = json.loads(configs[trial.number])
-        count += trial.state in UNTRAINED or trial.error is not None
+        is_cancelled = trial.state == "cancelled"
+        count += not is_cancelled and (trial.state in UNTRAINED or trial.error is not None)
         if trial.state in UNTRAINED:
             reopen_trial(part, experiment, trial, content, RETRIED)
+        elif is_cancelled:
+            reopen_trial(part, experiment, trial, content, RESUMED)
         elif budget_of(content) > trial.steps:
             reopen_trial(part, experiment, trial, content, LENGTHENED)
         trial.error = None

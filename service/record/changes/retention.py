@@ -152,4 +152,5 @@ class Retention(Control):
             done = JobRow.kind == "pruning", JobRow.key == id
             rows.execute(delete(JobRow).where(*done))
             experiment.pruned_at = time.time()
-            record_notices(rows, experiment, [])
+            if experiment.state in ENDED:  # else others write its notices
+                record_notices(rows, experiment, [])

@@ -29,6 +29,7 @@ from eigensweep.service.record.sql.tables import (
     ExperimentRow,
     JobRow,
     ResultJson,
+    TrialCount,
     TrialRow,
     Webhook,
 )
@@ -264,7 +265,7 @@ def end_experiment(
     told = experiment.error and experiment.error[-LONGEST_ERROR:]
     move_experiment(rows, experiment, state, error=told)
     experiment.finished_at = time.time()
-    _tell_webhooks(rows, experiment, f"experiment.{state}")
+    _tell_webhooks(rows, experiment, state, told)
     return True
 
 
@@ -282,12 +283,24 @@ def reopen_experiment(rows: RowSession, experiment: ExperimentRow, reason: str) 
     rows.execute(update(TrialRow).where(*noted).values(sampler_state=None))
 
 
-def _tell_webhooks(rows: RowSession, experiment: ExperimentRow, kind: str) -> None:
-    """Write a message to each webhook of an experiment; the service's process sends it."""
+def _tell_webhooks(
+    rows: RowSession, experiment: ExperimentRow, end: states.ExperimentEnd, error: str | None
+) -> None:
+    """Write a message to each webhook of an experiment; the service's process sends it.
+
+    It says how the experiment ended now: it may have been taken up again when it is sent.
+    """
     now = time.time()
-    urls = select(Webhook.url).where(Webhook.experiment_id == experiment.id)
-    for url in rows.execute(urls).scalars():
+    urls = rows.execute(select(Webhook.url).where(Webhook.experiment_id == experiment.id))
+    if not (found := urls.scalars().all()):
+        return
+    rows.flush()
+    counted = select(TrialCount.state, TrialCount.trials).order_by(TrialCount.state)
+    counted = counted.where(TrialCount.experiment_id == experiment.id, TrialCount.trials > 0)
+    trials = {state: count for state, count in rows.execute(counted)}
+    told = {"type": f"experiment.{end}", "error": error, "trials": trials}
+    for url in found:
         message = JobRow(kind="webhook", key=uuid4().hex, created_at=now, due_at=now)
-        message.request = {"url": url, "type": kind}
+        message.request = {"url": url, **told}
         message.experiment_id, message.owner = experiment.id, experiment.owner
         rows.add(message)

@@ -17,9 +17,15 @@ from eigensweep.analyses.base import (
     TrialOptions,
     TrialSubject,
 )
+from eigensweep.common.registry import UnknownNameError
 from eigensweep.protocol.states import ENDED, OPEN_TRIALS
 from eigensweep.search_spaces.checks.problems import list_problems
-from eigensweep.search_spaces.errors import SeveralErrors, SpecError, did_you_mean
+from eigensweep.search_spaces.errors import (
+    SeveralErrors,
+    SpecError,
+    UnreadableSpecError,
+    did_you_mean,
+)
 from eigensweep.service.record.errors import ConflictError
 from eigensweep.service.record.requests.analyses import AnalysisSpec, OptionsJson
 from eigensweep.service.record.sql.tables import ExperimentRow, TrialRow
@@ -49,6 +55,7 @@ def complete_request(request: AnalysisRequest, queries: Queries, storage: str) -
         SpecError: if a name or an option is wrong, or the subject lacks what is needed.
         NotFoundError: if there is no such subject.
         ConflictError: if the subject is not over, or the store has nothing of it.
+        UnreadableSpecError: if its model or task is not installed here.
     """
     analysis = ANALYSES.get(request.name)
     if analysis is None:
@@ -73,6 +80,8 @@ def complete_request(request: AnalysisRequest, queries: Queries, storage: str) -
         experiment = _find_experiment(request.experiment, queries)
     try:
         analysis.check(options, trial or experiment)
+    except UnknownNameError as error:
+        raise UnreadableSpecError(f"its code is not installed here: {error}") from error
     except ValueError as error:
         raise SpecError("", str(error)) from error
     made = options.model_dump(mode="json")

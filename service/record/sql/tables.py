@@ -235,6 +235,16 @@ class TrialRow(Base):
         """The result as it is stored; empty before there is one."""
         return self.result or {}
 
+    @property
+    def counted_state(self) -> str:
+        """The state that its result is of: while it is open once more, the one of before."""
+        return self.earlier["state"] if self.earlier else self.state
+
+    @property
+    def counted_config(self) -> ConfigJson:
+        """The configuration that its result is of; empty if it has none."""
+        return (self.earlier["config"] if self.earlier else self.config) or {}
+
 
 class TrialCount(Base):
     """The trials of one state. Triggers keep it, in the transaction of each change of a trial."""

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session, aliased
 from eigensweep.protocol.messages import Params
 from eigensweep.protocol.states import OUTCOMES
 from eigensweep.results.importance import Scored
-from eigensweep.results.ranking import RANKED, UNRANKED
+from eigensweep.results.ranking import UNRANKED
 from eigensweep.results.seeds import cut_seeds
 from eigensweep.results.trial_result import Result
 from eigensweep.results.tuning import Try
@@ -158,7 +158,7 @@ def list_racers(queries: Queries, session: Session, id: str) -> list[RacerRecord
             number=trial.number,
             arm=trial.arm,
             params=trial.params,
-            state=trial.earlier["state"] if trial.earlier else trial.state,
+            state=trial.counted_state,
             replicates=trial.replicates or 1,
             result=Result.from_dict(trial.result or {}),
             error=trial.error,
@@ -174,10 +174,11 @@ def list_tries(
     """Return what each trial of an experiment, or of an arm of it, came to and cost.
 
     Seeds that a race has added to the search's `replicates` are left out: means over other seeds
-    cannot be compared. Open trials are among them. Results are large, so only some are in memory
-    at a time.
+    cannot be compared. Open trials are among them; one that is open once more counts with its
+    result of before. Results are large, so only some are in memory at a time.
     """
-    columns = (TrialRow.number, TrialRow.state, TrialRow.value, TrialRow.result)
+    state = case((TrialRow.rank < UNRANKED, "completed"), else_=TrialRow.state)
+    columns = (TrialRow.number, state, TrialRow.value, TrialRow.result)
     chosen = select(
         *columns, TrialRow.cpu_seconds, TrialRow.gpu_seconds, TrialRow.lineage.is_not(None)
     )
@@ -206,7 +207,7 @@ def list_finished(queries: Queries, session: Session, id: str) -> dict[str, list
     """
     chosen = (
         select(TrialRow.arm, TrialRow.params, TrialRow.value)
-        .where(TrialRow.experiment_id == id, TrialRow.state.in_(RANKED), TrialRow.lineage.is_(None))
+        .where(TrialRow.experiment_id == id, TrialRow.rank < UNRANKED, TrialRow.lineage.is_(None))
         .order_by(TrialRow.number)
     )
     found: dict[str, list[Scored]] = {}

@@ -95,7 +95,7 @@ def _write(
     if any(trial.lineage for trial in population):
         texts["lineage.md"] = format_lineages(population)
     for name, text in texts.items():
-        (folder / name).write_text(text)
+        (folder / name).write_text(text, encoding="utf-8")
     order = json.dumps(drawn.order) if drawn.count > 1 else None
     return WrittenReport(texts, folder, order)
 
