@@ -176,6 +176,14 @@ class TestList:
         assert "Nothing was posted yet" not in page
         assert 'href="/?archived=true"' in page
 
+    def test_links_of_a_list_with_archived_ones_keep_them(self, client, spec):
+        client.post("/v1/experiments", json=spec(project="of mine"))
+        for archived, end in (("", ""), ("&archived=true", "&amp;archived=true")):
+            page = client.get(f"/?name={archived}").text
+            assert f'href="/?project=of%20mine{end}"' in page
+            page = client.get(f"/?project=of%20mine{archived}").text
+            assert f'href="/{end.replace("&amp;", "?")}">Show all' in page
+
     def test_what_ended_before_its_first_trial_has_a_bar_that_rests(self, client, record, spec):
         id = client.post("/v1/experiments", json=spec()).json()["id"]
         ledger = RecordLedger(record.url, id, record.claim(id).generation)
