@@ -33,7 +33,7 @@ from mlflow.store.tracking.dbmodels.models import (
 )
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from mlflow.utils import uri, validation
-from sqlalchemy import Row, insert, select
+from sqlalchemy import Row, delete, insert, select
 from sqlalchemy.exc import DatabaseError, DataError, IntegrityError
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -114,6 +114,7 @@ class Writer:
         refused: dict[str, str] = {}
         there = self._find([write.run_id for write in writes])
         tables: dict[type, list[dict[str, object]]] = {SqlRun: []}
+        gone: dict[str, list[str]] = {}
         for write in writes:
             try:
                 if not RUN_ID.fullmatch(write.run_id):
@@ -121,7 +122,7 @@ class Writer:
                     raise MlflowException(words, INVALID_PARAMETER_VALUE)
                 self._keep_texts(experiment.artifact_location, write)
                 if write.run_id in there:
-                    self._add(there[write.run_id], write)
+                    gone[write.run_id] = self._add(there[write.run_id], write)
                 else:
                     for table, rows in self._rows(project, experiment.artifact_location, write):
                         tables.setdefault(table, []).extend(rows)
@@ -133,6 +134,10 @@ class Writer:
             for table, rows in tables.items():
                 if rows:
                     session.execute(insert(table.__table__), rows)  # type: ignore[attr-defined]
+            for run_id, names in gone.items():
+                if names:
+                    mine: Any = SqlTag.run_uuid == run_id
+                    session.execute(delete(SqlTag).where(mine, SqlTag.key.in_(names)))
         return refused
 
     def _find(self, run_ids: Sequence[str]) -> dict[str, Row[Any]]:
@@ -143,12 +148,16 @@ class Writer:
         with self._store.ManagedSessionMaker(read_only=True) as session:
             return {run.run_uuid: run for run in session.execute(query)}
 
-    def _add(self, run: Row[Any], write: RunWrite) -> None:
-        """Write to a run that is there what it lacks."""
+    def _add(self, run: Row[Any], write: RunWrite) -> list[str]:
+        """Write to a run that is there what it lacks; return the tags that it is to lose."""
         metrics, params, tags = _entities(write)
-        status = write.status
+        status, gone = write.status, list[str]()
         if run.lifecycle_stage == LifecycleStage.ACTIVE:  # else MLflow says what is wrong
-            metrics, params, tags = self._choose_new(run.run_uuid, metrics, params, tags)
+            points, known_params, known_tags = self._read(run.run_uuid, metrics)
+            metrics = [each for each in metrics if self._point(each) not in points]
+            params = [each for each in params if known_params.get(each.key) != each.value]
+            tags = [each for each in tags if known_tags.get(each.key) != each.value]
+            gone = [name for name in known_tags if write.tags.get(name) == ""]
             if run.status == status and write.end_time in (None, run.end_time):
                 status = None
         while metrics or params or tags:
@@ -159,29 +168,27 @@ class Writer:
         if status is not None:
             ended = RunStatus.from_string(status)
             self._store.update_run_info(write.run_id, ended, write.end_time, None)
+        return gone
 
-    def _choose_new(
-        self, run_id: str, metrics: list[Metric], params: list[Param], tags: list[RunTag]
-    ) -> tuple[list[Metric], list[Param], list[RunTag]]:
-        """Return what a run that is there has not got yet, or has otherwise."""
+    def _read(
+        self, run_id: str, metrics: Sequence[Metric]
+    ) -> tuple[set[tuple[Any, ...]], dict[str, str], dict[str, str]]:
+        """Return what a run has: its points from the first to the last step, parameters, tags."""
         steps = [metric.step for metric in metrics]
-        points: Any = select(*(getattr(SqlMetric, name) for name in POINT))
-        points = points.where(SqlMetric.run_uuid == run_id)
+        columns: Any = [getattr(SqlMetric, name) for name in POINT]
         with self._store.ManagedSessionMaker(read_only=True) as session:
 
-            def read(query: Any) -> set[tuple[Any, ...]]:
-                return set(map(tuple, session.execute(query)))
+            def read(query: Any) -> Iterable[tuple[Any, ...]]:
+                return map(tuple, session.execute(query))
 
-            said = [
-                read(select(table.key, table.value).where(table.run_uuid == run_id))
+            params, tags = (
+                dict(read(select(table.key, table.value).where(table.run_uuid == run_id)))
                 for table in (SqlParam, SqlTag)
-            ]
-            drawn = steps and read(points.where(SqlMetric.step.between(min(steps), max(steps))))
-        return (
-            [each for each in metrics if tuple(self._metric_row(each).values()) not in drawn],
-            [each for each in params if (each.key, each.value) not in said[0]],
-            [each for each in tags if (each.key, each.value) not in said[1]],
-        )
+            )
+            mine = select(*columns).where(SqlMetric.run_uuid == run_id)
+            between: Any = SqlMetric.step.between(min(steps, default=0), max(steps, default=0))
+            points = set(read(mine.where(between))) if steps else set()
+        return points, params, tags
 
     def _keep_texts(self, location: str, write: RunWrite) -> None:
         for name, text in write.texts.items():
@@ -219,23 +226,24 @@ class Writer:
             "source_version": "",
         }
         named = {tag.key: tag.value for tag in tags} | {"mlflow.runName": write.name}
-        rows = [self._metric_row(metric) for metric in metrics]
-        points = {tuple(row.values()): row for row in rows}  # what came twice is there once
+        points = [  # what came twice is there once
+            dict(zip(POINT, point, strict=True))
+            for point in dict.fromkeys(map(self._point, metrics))
+        ]
         order = itemgetter("step", "timestamp", "value")
-        newest = {row["key"]: row for row in sorted(points.values(), key=order)}
+        newest = {row["key"]: row for row in sorted(points, key=order)}
         return [
             (SqlRun, [mine | run]),
             (SqlTag, [mine | {"key": key, "value": value} for key, value in named.items()]),
             (SqlParam, [mine | {"key": each.key, "value": each.value} for each in params]),
-            (SqlMetric, [mine | row for row in points.values()]),
+            (SqlMetric, [mine | row for row in points]),
             (SqlLatestMetric, [mine | row for row in newest.values()]),
         ]
 
-    def _metric_row(self, metric: Metric) -> dict[str, object]:
+    def _point(self, metric: Metric) -> tuple[Any, ...]:
+        """Return the values of `POINT` as the database has them."""
         is_nan, value = self._store.sanitize_metric_value(metric.value)
-        return dict(
-            zip(POINT, (metric.key, metric.step, metric.timestamp, value, is_nan), strict=True)
-        )
+        return metric.key, metric.step, metric.timestamp, value, is_nan
 
 
 def _is_damage(error: MlflowException) -> bool:
@@ -261,5 +269,5 @@ def _entities(write: RunWrite) -> tuple[list[Metric], list[Param], list[RunTag]]
     return (
         [Metric(*point) for point in write.points],
         [Param(key, value[: rules.MAX_PARAM_VAL_LENGTH]) for key, value in write.params.items()],
-        [RunTag(key, value[: rules.MAX_TAG_VAL_LENGTH]) for key, value in write.tags.items()],
+        [RunTag(k, value[: rules.MAX_TAG_VAL_LENGTH]) for k, value in write.tags.items() if value],
     )

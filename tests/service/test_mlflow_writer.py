@@ -129,6 +129,7 @@ def test_a_run_that_is_there_goes_on_where_it_was(client, connect):
     run = later.get(0, None, "lstm lr=0.1", {})
     assert later.is_over(run)
     later.begin_again(run)
+    assert later.flush() == {}
     assert client.get_run(run).info.status == "RUNNING"
     later.send(run, RunContent([CurvePoint(3, {"valid/loss": 0.75}, 3000)]))
     later.end(run, "KILLED")
@@ -150,6 +151,23 @@ def test_a_run_that_goes_on_no_longer_says_how_it_ended(client, connect):
     found = client.get_run(run)
     assert found.info.status == "RUNNING"
     assert {OUTCOME, ERROR}.isdisjoint(found.data.tags)
+
+
+def test_a_run_that_ends_well_has_no_error_of_before(server, client, connect):
+    for connected in (connect, partial(connect_plainly, server)):
+        run = write_trial(runs := connected("ended twice"), 0)
+        runs.send(run, RunContent(tags={OUTCOME: "failed", ERROR: "KeyError"}))
+        runs.end(run, "FAILED")
+        runs.flush()
+        later = connected("ended twice")
+        again = later.get(0, None, "", {})
+        later.send(again, RunContent(tags={OUTCOME: "completed"}))
+        later.end(again, "FINISHED")
+        later.flush()
+        found = client.get_run(run)
+        assert (again, found.info.status) == (run, "FINISHED")
+        assert (found.data.tags[OUTCOME], ERROR in found.data.tags) == ("completed", False)
+        client.delete_run(run)
 
 
 def test_a_run_in_parts_that_goes_on_says_no_end(client, connect, monkeypatch):

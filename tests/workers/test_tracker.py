@@ -688,6 +688,15 @@ class TestRace:
         assert (self.newest(runs)["objective"], self.newest(runs)["n"]) == (7.5, 2)
         assert (runs.ended["run-4-None"], runs.ended["run-4-9"]) == ("FINISHED", status)
 
+    def test_a_seed_that_had_failed_runs_when_it_is_tried_again(self, tmp_path, runs, ended):
+        again = self.race(ended)
+        self.see(again)
+        self.see(again.ended("failed", None, "words"))
+        self.tracker = make_tracker(tmp_path, replicates=2)
+        self.see(replace(again, state="running", attempt=2))
+        assert runs.ended["run-4-None"] == runs.ended["run-4-9"] == "RUNNING"
+        assert runs.ended["run-4-7"] == runs.ended["run-4-8"] == "FINISHED"
+
     def test_an_end_that_is_delivered_late_does_not_count_as_all(self, tmp_path, runs, ended):
         ledger = FileLedger(tmp_path / "ledger.json")
         with ledger._change() as content:

@@ -171,6 +171,8 @@ class Runs:
         self._waiting: dict[str, RunWrite] = {}
         self._start_times: dict[str, int] = {}
         self._over: set[str] = set()
+        self._with_error: set[str] = set()
+        """Runs that say with which error they ended."""
         self._params: dict[str, Mapping[str, str]] = {}
         self._sure = False
         self.lacked_experiment = False
@@ -274,6 +276,7 @@ class Runs:
             if run_id is not None:
                 self._start_times.pop(run_id, None)
                 self._over.discard(run_id)
+                self._with_error.discard(run_id)
 
     def _know(self, key: Key, run_id: str, start_time: int) -> None:
         """Remember which run a trial and a seed have; the first counts."""
@@ -284,22 +287,16 @@ class Runs:
             self._seeds.setdefault(number, {})[seed] = known
 
     def begin_again(self, run_id: str) -> None:
-        """Record that a run that had ended goes on; how it had ended is no longer said."""
-        self._over.discard(run_id)
-        write, is_ours = self._waiting.get(run_id), self.is_ours()
-        if write is not None:
-            write.status, write.end_time = "RUNNING" if is_ours else None, None
-            for tag in (OUTCOME, ERROR):
-                write.tags.pop(tag, None)
-            if write.name:
-                return  # MLflow has not got it yet
-        _ask(lambda: self._client.update_run(run_id, "RUNNING"))
-        for tag in (OUTCOME, ERROR):
-            with suppress(MlflowRefusedError):  # it has no such tag
-                _ask(partial(self._client.delete_tag, run_id, tag))
+        """Have a run go on, if it had ended; how it had ended is no longer said."""
+        if run_id in self._over:
+            write = self._write_of(run_id)
+            write.status, write.end_time = "RUNNING", None
+            write.tags |= {OUTCOME: "", ERROR: ""}
+            self._over.discard(run_id)
+            self._with_error.discard(run_id)
 
     def is_over(self, run_id: str) -> bool:
-        """Return whether a run had ended when it was found."""
+        """Return whether a run has ended, and has not begun again."""
         return run_id in self._over
 
     def delete_all(self) -> None:
@@ -352,6 +349,11 @@ class Runs:
         write = self._write_of(run_id)
         write.params |= {k: str(v)[:LONGEST_PARAM] for k, v in content.params.items()}
         write.tags |= {k: v[:LONGEST_TAG] for k, v in content.tags.items()}
+        if ERROR in content.tags:
+            self._with_error.add(run_id)
+        elif OUTCOME in content.tags and run_id in self._with_error:  # it ended otherwise before
+            write.tags[ERROR] = ""
+            self._with_error.discard(run_id)
         write.points += [
             (name, value, point.timestamp_ms, point.step)
             for point in content.points
@@ -362,6 +364,7 @@ class Runs:
         """Have a run ended: FINISHED, FAILED or KILLED."""
         write = self._write_of(run_id)
         write.status, write.end_time = status, int(time.time() * 1000)
+        self._over.add(run_id)
 
     def keep_text(self, run_id: str, text: str, name: str) -> None:
         """Have a text kept as an artifact."""
@@ -467,7 +470,7 @@ class Runs:
         log, run_id = partial(self._client.log_batch, write.run_id, synchronous=True), write.run_id
         metrics = [Metric(*each) for each in write.points]
         params = [Param(*each) for each in write.params.items()]
-        tags = [RunTag(*each) for each in write.tags.items()]
+        tags = [RunTag(*each) for each in write.tags.items() if each[1]]
         while metrics or params or tags:
             now: list[Metric] = metrics[: MOST_METRICS - MOST_PARAMS]
             with_params, with_tags = params[:MOST_PARAMS], tags[:MOST_PARAMS]
@@ -476,7 +479,12 @@ class Runs:
             params, tags = params[len(with_params) :], tags[len(with_tags) :]
         for name, text in write.texts.items():
             self._keep_if_possible(partial(self._client.log_text, run_id, text, name), name)
-        if write.status is not None:
+        for tag in (name for name, value in write.tags.items() if not value):
+            with suppress(MlflowRefusedError):  # it has no such tag
+                _ask(partial(self._client.delete_tag, run_id, tag))
+        if write.status == "RUNNING":
+            _ask(partial(self._client.update_run, run_id, write.status))
+        elif write.status is not None:
             _ask(partial(self._client.set_terminated, run_id, write.status, write.end_time))
 
     def _post(self, path: str, content: Mapping[str, object]) -> MlflowAnswer:
@@ -577,6 +585,8 @@ class Runs:
             self._params[run.info.run_id] = run.data.params
         if run.info.status not in ("RUNNING", "SCHEDULED"):
             self._over.add(run.info.run_id)
+        if ERROR in run.data.tags:
+            self._with_error.add(run.info.run_id)
 
 
 def _read_refused(answer: MlflowAnswer) -> dict[str, str]:

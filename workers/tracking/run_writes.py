@@ -51,6 +51,7 @@ class RunWrite:
     start_time: int
     """When the run began, in milliseconds; counts where it is made."""
     tags: dict[str, str] = field(default_factory=dict)
+    """An empty one is removed."""
     params: dict[str, str] = field(default_factory=dict)
     points: list[Point] = field(default_factory=list)
     texts: dict[str, str] = field(default_factory=dict)

@@ -511,8 +511,9 @@ class Tracker:
         run_id = self._trial_run(runs, parent, entry)
         if entry.earlier is not None:
             runs.begin_again(run_id)
-            if not entry.added_seeds:
-                for seed_run in runs.list_seeds(entry.number).values():
+            stay = entry.earlier.config["replicates"] if entry.added_seeds else 0
+            for seed, seed_run in runs.list_seeds(entry.number).items():
+                if seed >= entry.config["seed"] + stay:
                     runs.begin_again(seed_run)
         first, count = entry.config["seed"], entry.config["replicates"]
         if entry.state == "reused":
