@@ -265,7 +265,10 @@ class Experiment(Remote):
         return self._act("prioritize", {"priority": priority})
 
     def retry(self) -> Self:
-        """Try its failed trials again, once it is over: they go on from their last commits."""
+        """Try its failed trials again, once it is over: they go on from their last commits.
+
+        If it failed itself, all that this cut off goes on, too.
+        """
         return self._act("retry")
 
     def extend(self, /, **settings: Any) -> Self:

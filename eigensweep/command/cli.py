@@ -456,7 +456,8 @@ def _show_deeds(action: Action, found: list[DoneJson]) -> None:
     place = {"archive": ", and archived", "unarchive": ", and in lists again"}.get(action, "")
     for each in found:
         if each["problem"] is None:
-            typer.echo(f"{each['id']} is {each['state'].replace('_', ' ')}{place}")
+            state = (each["state"] or f"done with: {action}").replace("_", " ")
+            typer.echo(f"{each['id']} is {state}{place}")
         else:
             typer.echo(f"error: {each['problem']}", err=True)
 

@@ -36,9 +36,11 @@ def make_row(place: int, trial: Mapping[str, Any], experiment: Mapping[str, Any]
     baseline = experiment.get("baseline") or trial.get("baseline")
     statistics = trial.get("statistics") or {}
     valid = statistics.get("value") or {}
+    # One that trains on for more seeds, or longer, counts with its result so far.
+    is_ranked = trial["state"] in RANKED or bool(trial.get("reopened_for") and valid)
     test = statistics.get(f"test/{(experiment.get('metric') or {}).get('name')}") or {}
     return {
-        "rank": place if value is not None and trial["state"] in RANKED else None,
+        "rank": place if value is not None and is_ranked else None,
         "trial": trial["number"],
         "arm": trial["arm"],
         "state": trial["state"],

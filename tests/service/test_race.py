@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from helpers.played import SPEC, open_trial, seed_result
+from sqlalchemy import update
 from starlette.testclient import TestClient
 
 from eigensweep.client.answers.answers import Answer, describe_race
@@ -15,6 +16,8 @@ from eigensweep.results.seeds import summarise
 from eigensweep.results.trial_result import Outcome, Source
 from eigensweep.search_spaces.planning import find_seeds
 from eigensweep.service.record.ledger import RecordLedger
+from eigensweep.service.record.sql import database
+from eigensweep.service.record.sql.tables import TrialRow
 from eigensweep.service.record.views.overviews import list_finished
 
 RACE = {"replicates": 3, "racing": {"most": 5, "seeds": 1}}
@@ -108,8 +111,11 @@ def test_a_trial_that_trains_on_keeps_its_value_and_says_why(race):
 
 
 def test_a_comparison_counts_who_trains_more_seeds(race, record):
-    race.reopen(0, 4)
-    race.reopen(1, 4)
+    for number in (0, 1):
+        race.reopen(number, 4)
+        race.ledger.begin(number)
+    spent = update(TrialRow).where(TrialRow.number == 0).values(cpu_seconds=36_000)
+    database.write(record.url, lambda rows: rows.execute(spent))
     asked = {"of": [race.id, f"{race.id}/1", f"{race.id}/2"]}
     found = race.client.get("/v1/compare", params=asked).json()
     assert [side["trial"] for side in found["sides"]] == [0, 1, 2]
@@ -117,7 +123,11 @@ def test_a_comparison_counts_who_trains_more_seeds(race, record):
     assert all(pair["valid"]["reason"] is None for pair in found["pairs"])
     effort = race.client.get("/v1/compare/effort", params={"of": [race.id, f"{race.id}/scornn"]})
     assert [len(side["points"]) for side in effort.json()["sides"]] == [3, 3]
+    hours = [side["points"][-1]["core_hours"] for side in effort.json()["sides"]]
+    assert hours == pytest.approx([3 * 3 * 1.5 / 3600] * 2)
     assert len(list_finished(record, race.id)["scornn"]) == 3
+    table = race.client.get(f"/v1/experiments/{race.id}/trials.csv").text.splitlines()
+    assert [line.split(",")[0] for line in table[1:]] == ["1", "2", "3"]
 
 
 def test_the_end_of_a_race_is_told_with_what_is_open(race):

@@ -102,6 +102,19 @@ class TestRetry:
         assert played.states() == ["completed", "waiting", "completed", "waiting"]
         assert record.events(played.id)[-1].data["reason"] == "another try of 1 failed trial"
 
+    def test_a_longer_budget_is_not_begun_anew_without_checkpoints(self, record, spec):
+        grid = make_grid(record, spec())
+        grid.ledger.end("completed")
+        grid.ledger.set_tracked()
+        longer = ExperimentSpec.model_validate(spec(training={"steps": 300, "evaluate_every": 10}))
+        record.extend(grid.id, longer)
+        grid.drive().end("failed", "a bug")
+        grid.ledger.set_tracked()
+        record.prune(grid.id, "best")
+        record.set_pruned(grid.id, "best")
+        record.retry(grid.id)
+        assert set(grid.states()) == {"completed"}
+
     def test_what_a_person_cancelled_stays_so_when_it_fails_later(self, record, played):
         played.ledger.open(3, "scornn", {}, CONFIG, "h3")
         record.cancel(played.id)

@@ -50,6 +50,8 @@ logger = logging.getLogger(__name__)
 MEDIA_TYPE: Final = "application/problem+json"
 URN: Final = "urn:eigensweep:problem:"
 
+BUG: Final = "this is a bug; the service's console has the traceback"
+
 SPEC_PATH: Final = re.compile(r"/v1/experiments(/preview|/[^/]+/extend)?")
 """Paths that take a spec."""
 
@@ -310,26 +312,34 @@ def _find_subject(request: Request) -> dict[str, str]:
     return {names[name]: value for name, value in request.path_params.items() if name in names}
 
 
-def _answer_database_error(request: Request, error: Exception) -> Response:
+def tell_database_error(error: SQLAlchemyError) -> tuple[int, str]:
+    """Return the status and the words of an error of the record's database."""
     if isinstance(error, WrongSchemaError):
-        words = "wrong schema path=%s error=%s"
-        logger.error(words, request.url.path, error, extra=_find_subject(request))
-        return problem(500, str(error))
+        return 500, str(error)
     if isinstance(error, DataError):
-        return problem(422, "the request has a value that no database can hold, such as U+0000")
+        return 422, "the request has a value that no database can hold, such as U+0000"
     if is_damaged(error):
-        return problem(500, "the record is damaged; /readyz says more, and what to do")
+        return 500, "the record is damaged; /readyz says more, and what to do"
     if not is_away(error):
-        return _answer_bug(request, error)
-    words = "database away path=%s error=%s"
-    logger.warning(words, request.url.path, error, extra=_find_subject(request))
+        return 500, BUG
     what = "has no room on its disk" if is_full(error) else "does not answer"
-    detail = f"the database of the record {what}; nothing was changed, try again soon"
-    return problem(503, detail, headers={"Retry-After": "5"})
+    return 503, f"the database of the record {what}; try again soon"
+
+
+def _answer_database_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, SQLAlchemyError)
+    status, words = tell_database_error(error)
+    if words == BUG:
+        return _answer_bug(request, error)
+    if status != 422:
+        told = "database status=%d path=%s error=%s"
+        logger.warning(told, status, request.url.path, error, extra=_find_subject(request))
+    if status != 503:
+        return problem(status, words)
+    return problem(503, f"{words}; nothing was changed", headers={"Retry-After": "5"})
 
 
 def _answer_bug(request: Request, error: Exception) -> Response:
     subject = _find_subject(request)
     logger.error("bug path=%s", request.url.path, exc_info=error, extra=subject)
-    detail = "this is a bug; the service's console has the traceback"
-    return problem(500, detail)
+    return problem(500, BUG)

@@ -6,6 +6,7 @@ it needs by a dependency: `READ`, `SUBMIT` or `ADMIN`, or a parameter of the typ
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
@@ -14,6 +15,7 @@ from fastapi import Depends, FastAPI, Request, Security
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from eigensweep.service.record.errors import NotOwnerError, ScopeError
@@ -21,6 +23,8 @@ from eigensweep.service.record.sql.rows import RowSession
 from eigensweep.service.record.sql.tables import OPERATOR
 from eigensweep.service.record.users.accounts import SCOPES, ScopeName, includes
 from eigensweep.service.record.users.audit import Audit
+
+logger = logging.getLogger(__name__)
 
 READING: Final = frozenset(("GET", "HEAD", "OPTIONS"))
 """Methods that change nothing."""
@@ -133,11 +137,18 @@ def enter_bulk(
     done: Sequence[str],
     refused: Mapping[str, Sequence[str]],
 ) -> None:
-    """Say in the audit log what was done to which experiments, and which were refused, by why."""
+    """Say in the audit log what was done to which experiments, and which were refused, by why.
+
+    A database that is away costs the entry, and not the answer; the log has its words.
+    """
     tell_audit(request, f"{action} {', '.join(done)}")
     request.state.is_entered = not done
     for why, ids in refused.items():
-        _enter(request, audit, f"{action} {', '.join(ids)}: {why}", refused=True)
+        detail = f"{action} {', '.join(ids)}: {why}"
+        try:
+            _enter(request, audit, detail, refused=True)
+        except SQLAlchemyError as error:
+            logger.error("audit entry lost detail=%s error=%s", detail, error)
 
 
 def _enter(

@@ -29,7 +29,7 @@ from eigensweep.search_spaces.errors import (
 )
 from eigensweep.search_spaces.spec import LARGEST_PRIORITY, LEAST_PRIORITY, ExperimentSpec
 from eigensweep.service.api.answers import schemas
-from eigensweep.service.api.answers.errors import describe_errors
+from eigensweep.service.api.answers.errors import describe_errors, tell_database_error
 from eigensweep.service.api.answers.paging import cut, decode
 from eigensweep.service.api.answers.written import DescribedRoute, WrittenRoute
 from eigensweep.service.api.callers import callers
@@ -352,7 +352,8 @@ ACTS: Final[dict[Action, _Act]] = {
         """Queue an experiment that is over again: failed and stalled trials go on from commits.
 
         All others stay as they are. If it was cancelled, it ends as cancelled again. If it failed
-        itself, its search goes on, too. Answered 409 if it is not over or no trial has failed.
+        itself, its search goes on, too, with the trials that this cut off. Answered 409 if it is
+        not over, or has not failed and no trial of it has.
         """,
     ),
     "extend": _Act(
@@ -441,14 +442,13 @@ class BulkRequest(schemas.Asked):
     confirm: bool = Field(False, strict=True, description="Has to be true for `delete`")
 
 
-AWAY: Final = "the database of the record did not answer; try again soon"
-
-
 class BulkItem(schemas.AnswerModel):
     """What became of one of them."""
 
     id: str
-    state: ExperimentState | None = Field(description="Its state now; null if there is none")
+    state: ExperimentState | None = Field(
+        description="Its state now; null if there is none, or it is not known"
+    )
     problem: str | None = Field(description="Why it was refused; null if it was not")
 
 
@@ -486,12 +486,14 @@ def act_in_bulk(
             problem = str(error)
             is_quota = isinstance(error, QuotaExceededError)
             refused.setdefault("beyond a quota" if is_quota else "of another user", []).append(id)
-        except SQLAlchemyError:
-            if not items:
-                raise
-            logger.warning("%s stopped before experiment=%s", asked.action, id, exc_info=True)
-            items += [BulkItem(id=each, state=None, problem=AWAY) for each in (id, *left)]
-            break
+        except SQLAlchemyError as error:
+            status, problem = tell_database_error(error)
+            if status != 422:  # then this id alone is no text for a database
+                if not items:
+                    raise
+                logger.error("%s stopped before experiment=%s", asked.action, id, exc_info=True)
+                items += [BulkItem(id=each, state=None, problem=problem) for each in (id, *left)]
+                break
         with suppress(NotFoundError, SQLAlchemyError):  # it may be removed by now
             state = service.record.state(id)
         items.append(BulkItem(id=id, state=state, problem=problem))

@@ -15,6 +15,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from sqlalchemy.exc import SQLAlchemyError
 
+from eigensweep.service.api.answers.errors import tell_database_error
 from eigensweep.service.api.answers.schemas import AnswerModel, Asked
 from eigensweep.service.api.answers.writers import BusyError
 from eigensweep.service.api.answers.written import ServiceRoute
@@ -176,11 +177,18 @@ def prune_storage(
     for id in takewhile(lambda _: time.monotonic() < begun + LONGEST_SECONDS, ids[:MOST]):
         try:
             items.append(_prune(service, caller, id, asked, ended_before))
-        except (StorageError, BusyError, SQLAlchemyError):
-            if not items:
+        except (StorageError, BusyError, SQLAlchemyError) as error:
+            status, words = 503, str(error)
+            if isinstance(error, SQLAlchemyError):
+                status, words = tell_database_error(error)
+            if status != 422 and not items:
                 raise
-            logger.warning("prune stopped before experiment=%s", id, exc_info=True)
-            break  # what was done is told, and that there are more
+            logger.error("not pruned experiment=%s error=%s", id, error)
+            items.append(PruneItem(id=id, bytes=0, problem=words))
+            if status != 422:  # then this id alone is no text for a database
+                rest = ids[len(items) :] if asked.experiments is not None else ()
+                items += [PruneItem(id=each, bytes=0, problem=words) for each in rest]
+                break
     freed = sum(each.bytes for each in items)
     done = [each.id for each in items if each.problem is None]
     what = "dry run of prune" if asked.dry_run else "prune"

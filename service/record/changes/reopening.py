@@ -91,6 +91,8 @@ class Reopening(Control):
         more = describe_extension(old, spec)
         further = _LENGTHENED if is_longer(old, spec) else choose(_is_cancelled | _is_short(spec))
         configs = self._configure_all(id, spec, further)
+        if not more and not configs:
+            _require_more(before)
         database.write(self.url, partial(_extend, before, spec, configs, further, more))
 
     def _configure_all(self, id: str, spec: ExperimentSpec, chosen: Select[Any]) -> dict[int, str]:
@@ -136,10 +138,10 @@ def _retry(
             "gives it more to do, and takes up what was cancelled"
         )
     experiment.closed = experiment.closed or experiment.state == "cancelled"
-    words = f"another try of {count} failed trial{'s' * (count != 1)}"
-    if experiment.kept == "none":
+    words = f"another try of {count} failed trial{'s' * (count != 1)}" if count else RETRIED
+    if experiment.kept == "none" and configs:
         words += ", from the start: their checkpoints were removed"
-    reopen_experiment(rows, experiment, words if count else RETRIED)
+    reopen_experiment(rows, experiment, words)
 
 
 def _extend(
@@ -152,7 +154,7 @@ def _extend(
 ) -> None:
     experiment = _lock(rows, before, "extend", spec)
     extend_row(experiment, spec)
-    is_more = bool(more) or before.state != "completed"
+    is_more = bool(more)
     for part, trial in walk(rows, further, before.id):
         reason = RESUMED if trial.state == "cancelled" else LENGTHENED
         config = json.loads(configs[trial.number])
@@ -165,12 +167,18 @@ def _extend(
         reopen_trial(part, experiment, trial, config, reason)
         is_more = True
     if not is_more:
+        _require_more(before)
+    experiment.closed = False
+    reopen_experiment(rows, experiment, more or "the rest of the search")
+
+
+def _require_more(before: ExperimentRow) -> None:
+    """Refuse an extension that asks for nothing more, of an experiment that lacks nothing."""
+    if before.state == "completed":
         raise ConflictError(
             f"experiment {before.id} is completed, and the spec asks for nothing more; change "
             "search.trials, limits.trials, the space or training.steps"
         )
-    experiment.closed = False
-    reopen_experiment(rows, experiment, more or "the rest of the search")
 
 
 def _configure(spec: ExperimentSpec, trial: TrialRow) -> ConfigJson:
@@ -214,7 +222,7 @@ def _reopen_failed(
             reopen_trial(part, experiment, trial, content, RETRIED)
         elif is_cancelled:
             reopen_trial(part, experiment, trial, content, RESUMED)
-        elif budget_of(content) > trial.steps:
+        elif budget_of(content) > trial.steps and experiment.kept not in UNRESUMABLE:
             reopen_trial(part, experiment, trial, content, LENGTHENED)
         trial.error = None
     return count

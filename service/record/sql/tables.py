@@ -237,13 +237,14 @@ class TrialRow(Base):
 
     @property
     def counted_state(self) -> str:
-        """The state that its result is of: while it is open once more, the one of before."""
-        return self.earlier["state"] if self.earlier else self.state
+        """Its state; of a ranked one that is open once more, the one that its result is of."""
+        return self.earlier["state"] if self.earlier and self.rank < UNRANKED else self.state
 
     @property
     def counted_config(self) -> ConfigJson:
-        """The configuration that its result is of; empty if it has none."""
-        return (self.earlier["config"] if self.earlier else self.config) or {}
+        """The configuration that its result is of, or will be; empty if it has none."""
+        is_earlier = self.earlier and self.rank < UNRANKED
+        return (self.earlier["config"] if self.earlier and is_earlier else self.config) or {}
 
 
 class TrialCount(Base):

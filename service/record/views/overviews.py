@@ -180,7 +180,9 @@ def list_tries(
     state = case((TrialRow.rank < UNRANKED, "completed"), else_=TrialRow.state)
     columns = (TrialRow.number, state, TrialRow.value, TrialRow.result)
     chosen = select(
-        *columns, TrialRow.cpu_seconds, TrialRow.gpu_seconds, TrialRow.lineage.is_not(None)
+        *columns,
+        *(TrialRow.cpu_seconds, TrialRow.gpu_seconds),
+        *(TrialRow.lineage.is_not(None), TrialRow.earlier.is_not(None)),
     )
     chosen = chosen.where(TrialRow.experiment_id == id)
     if arm is not None:
@@ -188,8 +190,10 @@ def list_tries(
     query = chosen.order_by(TrialRow.number).execution_options(yield_per=READ_AT_ONCE)
 
     tries = []
-    for number, state, value, result, cpu, gpu, is_of_many in session.execute(query):
+    for number, state, value, result, cpu, gpu, is_of_many, is_open_again in session.execute(query):
         found: Mapping[str, Any] = result or {}
+        if is_open_again:  # the result says what it took
+            cpu = gpu = 0.0
         if len(found.get("by_replicate") or ()) > replicates:
             first = cut_seeds(Result.from_dict(found), replicates)
             found, value, cpu, gpu = first.to_dict(), first.value, 0.0, 0.0
