@@ -75,7 +75,7 @@ def _list_pictures(
             number = f", {made.repeat + 1} of {times[made.label]}" if times[made.label] > 1 else ""
             files = [Path(made.folder) / SVG, Path(made.folder) / PNG]
             shown.append((f"{made.label.replace('_', ' ')}{number}", files))
-        elif made.content is not None:
+        elif made.content is not None and "analysis" in made.content:  # of others the claims' alone
             path = folder / f"{made.label}-{made.repeat}.svg"
             pictures.draw_analysis(made.content, path)
             shown.append((f"{made.label.replace('_', ' ')}, taken up", [path]))

@@ -164,8 +164,9 @@ def is_outdated(results: Results) -> bool:
 
 def draw(results: Results, content: ReportContent, path: Path) -> None:
     """Draw the picture of a report: that of its first analysis, or its curves."""
-    made = next((each for each in results.analyses if each.content is not None), None)
-    if made is None or made.content is None:
+    contents = (made.content for made in results.analyses if made.content is not None)
+    drawn = next((each for each in contents if "analysis" in each), None)
+    if drawn is None:
         pictures.save(content, path)
     else:
-        pictures.draw_analysis(made.content, path)
+        pictures.draw_analysis(drawn, path)

@@ -227,6 +227,7 @@ def judge_alike(
             verdict = "holds"
         elif found.low is not None and found.high is not None:
             outside = found.low > margin or found.high < -margin
+            outside &= any_look or (found.p or 0.0) <= SIGNIFICANCE  # not of a few equal ones
             verdict = "does not hold" if outside else verdict
         words = f"{show_side(name, side)}; {show_side(other, against)}; wanted within {within:.0%}"
         stuck = verdict == "holds" and bool(side.diverged | against.diverged)
@@ -276,20 +277,22 @@ def judge_bounds(
     if summary is None:
         words = f"training diverged in all {say_count(len(side.diverged), 'seed')}"
         return Judgement("does not hold" if succeeds else "not comparable", words)
-    mean, low, high = summary.mean, summary.low, summary.high
+    mean, ends = summary.mean, summary.interval if summary.decides else None
     if exact:
-        low = high = mean
+        ends = mean, mean
     elif ratios and min(side.values.values()) > 0:
         logs = [log(value) for value in side.values.values()]
         inner = summarize(logs)
         mean = exp(inner.mean)
-        ends = find_interval(logs, "real") if any_look else inner.interval
-        low, high = (None, None) if ends is None else map(exp, ends)
+        ends = inner.interval if inner.decides else None
+        if any_look:
+            ends = find_interval(logs, "real")
+        ends = ends and (exp(ends[0]), exp(ends[1]))
     elif any_look:
-        low, high = find_interval(list(side.values.values()), side.domain) or (None, None)
-    if low is None or high is None:
-        few = "one seed gives" if summary.n == 1 else f"{summary.n} seeds give"
-        return Judgement("not distinguishable", f"{few} no interval; the mean is {show(mean)}")
+        ends = find_interval(list(side.values.values()), side.domain)
+    if ends is None:
+        return Judgement("not distinguishable", f"{_few(summary)}; the mean is {show(mean)}")
+    low, high = ends
     words = show(mean) if exact else f"{show(mean)} [{show(low)}, {show(high)}]"
     words += f", wanted {_bounds(at_least, at_most)}" + _about(side)
     above = at_least is None or low >= at_least
@@ -325,8 +328,8 @@ def judge_number(
             "holds" if is_near else "does not hold",
             f"{'within' if is_near else 'more than'} {100 * tolerance:g} %",
         )
-    if summary.low is None or summary.high is None:
-        return Judgement("not distinguishable", "one seed gives no interval")
+    if summary.low is None or summary.high is None or not summary.decides:
+        return Judgement("not distinguishable", _few(summary))
     if spread and summary.standard_error is not None:
         ours = t_quantile(summary.n - 1) * summary.standard_error
         both = hypot(ours, t_quantile(LARGE) * spread)
@@ -338,6 +341,13 @@ def judge_number(
         "holds" if inside else "does not hold",
         f"the paper's number is {'inside' if inside else 'outside'} the interval",
     )
+
+
+def _few(summary: Summary) -> str:
+    if summary.n == 1:
+        return "one seed gives no interval"
+    equal = "" if summary.decides else "equal "
+    return f"{summary.n} {equal}seeds give no interval"
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ def find_margin(sd: float, n: int, error: float = SIGNIFICANCE) -> float | None:
 
 
 def _find_margin(mean: float, sd: float, n: int, error: float) -> float | None:
-    """Return the same for differences; None also where so few of them are all equal."""
+    """Return the same for values of this mean; None also where so few of them are all equal."""
     is_equal = sd * SPREADLESS <= abs(mean)
     if is_equal and find_log_factor(SPREADLESS, n) < log(1 / error):
         return None
@@ -162,7 +162,7 @@ def find_interval(
     mean, n = fmean(values), len(values)
     if n < 2:
         return None
-    margin = find_margin(find_spread(values, mean), n, error)
+    margin = _find_margin(mean, find_spread(values, mean), n, error)
     return None if margin is None else make_interval(values, mean, margin, domain)
 
 

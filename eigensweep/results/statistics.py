@@ -100,6 +100,17 @@ class Summary:
         """Both ends of the mean's 95% interval, None for one value."""
         return None if self.low is None or self.high is None else (self.low, self.high)
 
+    @property
+    def decides(self) -> bool:
+        """Whether its interval shows where the mean is: not where a few values are all equal.
+
+        Their spread is not known then, and a sign test needs six of them.
+        """
+        error = self.standard_error
+        return error is not None and not (
+            _lack_spread(self.mean, error) and 0.5 ** (self.n - 1) > SIGNIFICANCE
+        )
+
     def to_dict(self) -> dict[str, object]:
         return dict(vars(self))
 
@@ -400,7 +411,7 @@ def _two_sided_p(mean: float, error: float, freedom: int) -> float:
 
 
 def _lack_spread(mean: float, error: float) -> bool:
-    """Tell whether differences with this mean have no spread but that of rounding."""
+    """Tell whether values with this mean have no spread but that of rounding."""
     return error <= ROUNDING * abs(mean)
 
 

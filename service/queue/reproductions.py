@@ -15,6 +15,7 @@ from typing import ClassVar, Final
 from eigensweep.protocol.states import ENDED, OPEN_ANALYSES
 from eigensweep.reports import messages
 from eigensweep.reports.measurements import ArmsMeasured, join_trials
+from eigensweep.reports.messages import Results
 from eigensweep.search_spaces.errors import SpecError
 from eigensweep.search_spaces.shipped.reproductions import (
     SuiteAnalysis,
@@ -235,13 +236,24 @@ class ReproductionHandler(ReadingHandler):
     def _describe(self, found: ReproductionRecord, asked: Wanted) -> messages.MadeAnalysis:
         """Return a finished analysis, or its kept numbers if the weights are on another machine."""
         made = self._describe_own(asked)
-        if made.folder is None:
-            kept = self.reproductions.find_results(found.name, found.budget)
-            known = kept.analyses if kept is not None else ()
-            for each in known:
-                if (each.label, each.repeat) == (asked.label, asked.repeat) and each.content:
-                    return made.model_copy(update={"content": each.content, "problem": None})
+        kept = self.reproductions.find_results(found.name, found.budget)
+        if made.folder is not None or kept is None or not self._has_same_trials(found, kept):
+            return made
+        for each in kept.analyses:
+            if (each.label, each.repeat) == (asked.label, asked.repeat) and each.content:
+                return made.model_copy(update={"content": each.content, "problem": None})
         return made
+
+    def _has_same_trials(self, found: ReproductionRecord, kept: Results) -> bool:
+        """Return whether kept results are of all trials here: else their weights are others."""
+        known = {trial.config_hash for each in kept.experiments for trial in each.trials}
+        posted = (each.id for each in found.experiments.values() if each.id is not None)
+        return all(
+            each.trial.config_hash in known
+            for id in posted
+            for each in self.record.trials(id, limit=MOST_TRIALS)
+            if each.trial.value is not None
+        )
 
     def _describe_own(self, asked: Wanted) -> messages.MadeAnalysis:
         about = {"label": asked.label, "repeat": asked.repeat, "id": asked.id}

@@ -319,6 +319,14 @@ class TestBounds:
             (ArmNumbers(LOW, diverged=frozenset({3})), {"at_most": 0.2}, "not distinguishable"),
             (ArmNumbers(HIGH, diverged=frozenset({3})), {"at_least": 0.2}, "holds"),
             (ArmNumbers(LOW, doubt="it was busy"), {"at_most": 0.2}, "not comparable"),
+            (ArmNumbers(dict.fromkeys(range(5), 0.1)), {"at_most": 0.2}, "not distinguishable"),
+            (ArmNumbers(dict.fromkeys(range(6), 0.1)), {"at_most": 0.2}, "holds"),
+            (ArmNumbers(dict.fromkeys(range(5), 0.0)), {"at_least": 1}, "not distinguishable"),
+            (
+                ArmNumbers(dict.fromkeys(range(5), 0.1)),
+                {"at_most": 0.2, "any_look": True},
+                "not distinguishable",
+            ),
         ],
     )
     def test_a_number_and_its_bounds(self, side, bounds, verdict):
@@ -340,6 +348,16 @@ def test_a_number_agrees_where_the_papers_is_in_its_interval():
     assert judge_number(summarize([0.1]), 0.1, None).verdict == "not distinguishable"
     assert judge_number(summarize([15046.0]), 15_000, None, 0.05).verdict == "holds"
     assert judge_number(None, 1.0, None).verdict == "not comparable"
+
+
+def test_a_few_equal_seeds_disagree_with_no_number():
+    few, six = (summarize([0.5] * n) for n in (3, 6))
+    assert judge_number(few, 0.6, None).because == "3 equal seeds give no interval"
+    assert judge_number(six, 0.6, None).verdict == "does not hold"
+    sides = ArmNumbers(dict.fromkeys(range(3), 1.0)), ArmNumbers(dict.fromkeys(range(3), 2.0))
+    assert judge_alike("a", sides[0], {"b": sides[1]}, 0.1).verdict == "not distinguishable"
+    sides = ArmNumbers(dict.fromkeys(range(6), 1.0)), ArmNumbers(dict.fromkeys(range(6), 2.0))
+    assert judge_alike("a", sides[0], {"b": sides[1]}, 0.1).verdict == "does not hold"
 
 
 def test_the_papers_error_counts_beside_ours():

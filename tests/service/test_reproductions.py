@@ -285,6 +285,16 @@ class TestResults:
         ended = elsewhere.get(f"/v1/reproductions/{id}").json()
         assert (ended["state"], ended["verdict"]) == ("finished", "holds"), ended["error"]
 
+    def test_analyses_of_other_trainings_are_not_taken_up(self, client, reproducer, kept):
+        (found,) = client.app.state.service.reproductions.list()
+        results = read_results((kept / name_file(NAME, "short")).read_bytes())
+        assert reproducer.reports._has_same_trials(found, results)
+        (experiment,) = results.experiments
+        first = experiment.trials[0].model_copy(update={"config_hash": "of another version"})
+        other = experiment.model_copy(update={"trials": (first, *experiment.trials[1:])})
+        others = results.model_copy(update={"experiments": [other]})
+        assert not reproducer.reports._has_same_trials(found, others)
+
     def test_they_are_taken_up_once(self, elsewhere):
         post(elsewhere)
         cancelled = elsewhere.get("/v1/reproductions").json()["items"][0]["links"]["cancel"]
