@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,8 @@ from numpy.typing import NDArray
 
 MAX_SIZE = 10_000_000
 """Most rows of a data set. The order of an epoch is held in memory, 8 bytes for each row."""
+CACHED_BYTES = 256 * 2**20
+"""Most bytes of orders that are kept in memory, unless one alone is larger."""
 
 
 def draw(stream: str, rows: Sequence[int] | NDArray[np.int64], count: int) -> NDArray[np.uint64]:
@@ -69,12 +70,26 @@ def below(numbers: NDArray[np.uint64], bound: int) -> NDArray[np.int64]:
     return (numbers % np.uint64(bound)).astype(np.int64)
 
 
-@lru_cache(maxsize=16)
 def epoch_order(stream: str, epoch: int, size: int) -> NDArray[np.int64]:
-    """Return 0 to size - 1 in the random order of an epoch; read-only, the latest are cached."""
+    """Return 0 to size - 1 in the random order of an epoch; read-only.
+
+    The latest are cached, for each of many lanes its own, within `CACHED_BYTES`.
+    """
+    key = stream, epoch, size
+    with _cache_lock:
+        if key in _orders:
+            return _orders[key]
     order = np.argsort(draw(stream, [epoch], size)[0], kind="stable")
     order.setflags(write=False)
+    with _cache_lock:
+        _orders[key] = order
+        while len(_orders) > 1 and sum(each.nbytes for each in _orders.values()) > CACHED_BYTES:
+            del _orders[next(iter(_orders))]
     return order
+
+
+_orders: dict[tuple[str, int, int], NDArray[np.int64]] = {}
+_cache_lock = threading.Lock()
 
 
 def chunks(size: int, length: int, positions: int = 200_000) -> list[range]:

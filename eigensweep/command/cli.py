@@ -767,7 +767,10 @@ def reproduce(
                 client, names, budget, call.screen, quiet=call.as_json, lives=lives, **asked
             )
         except KeyboardInterrupt:
-            typer.echo("the experiments continue; the same command follows them again", err=True)
+            words = "the experiments continue; the same command follows them again"
+            if own_service and not call.url:
+                words = "a service that this command started ends; the same command goes on"
+            typer.echo(words, err=True)
             raise typer.Exit(INTERRUPTED) from None
         if out is not None:
             for each in ended:

@@ -76,6 +76,9 @@ def follow(
     `lives` tells whether the service lives: while it does, it is waited for, however long it does
     not answer. None: that is unknown. `asked` is what `Client.reproduce` takes beside.
     """
+    names = list(dict.fromkeys(names))
+    for name in names if len(names) > 1 else ():
+        client.get(f"/v1/reproduction-suites/{name}")  # a wrong name is refused before any trains
     all_of_them = [client.reproduce(name, budget, **asked) for name in names]
     bar = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}")
     with Progress(
@@ -184,7 +187,7 @@ def save_results(
     A file that has more seeds than the service is left as it is. `note` says what else ran on the
     machine. Return why some were not kept.
     """
-    from eigensweep.reports.results import read_results
+    from eigensweep.reports.results import name_file, read_results
     from eigensweep.store.places.durable_files import StorageError
 
     problems = []
@@ -200,7 +203,10 @@ def save_results(
                 raise
             continue  # an older version made the report
         try:
-            _keep(found.model_copy(update={"note": note}), folder)
+            kept = _keep(found.model_copy(update={"note": note}), folder)
+            if kept is None:
+                path = folder / name_file(found.name, found.budget)
+                typer.echo(f"{path} has more seeds than was measured now, and stays", err=True)
         except (OSError, ValueError, StorageError) as error:
             problems.append(str(error))
     return problems

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -336,22 +337,25 @@ def chance_words(shown: Iterable[Shown]) -> str:
 
 def machine_words(shown: Iterable[Shown]) -> list[str]:
     """Return on which machines trials were trained, and what that took, shared runs once."""
-    seconds: dict[tuple[str, str | None], float] = {}
-    threads: dict[tuple[str, str | None], set[str]] = {}
+    seconds: defaultdict[tuple[str, str | None], float] = defaultdict(float)
+    threads: defaultdict[tuple[str, str | None], set[str]] = defaultdict(set)
     seen: set[str] = set()
     for each in shown:
-        machine = each.results.processor, each.results.note
-        seconds.setdefault(machine, 0.0)
-        threads.setdefault(machine, set())
+        own = each.results.processor, each.results.note
+        seconds[own] += 0.0
         for experiment in each.results.experiments:
             spec = ExperimentSpec.from_stored(experiment.spec)
             if spec.name in seen:
                 continue
             seen.add(spec.name)
-            threads[machine].add(name_share(spec.resources))
             for trial in experiment.trials:
-                took = Result.from_dict(trial.result or {}).seconds
-                seconds[machine] += took
+                result = Result.from_dict(trial.result or {})
+                for seed in result.by_replicate or (result,):
+                    origin = getattr(seed, "origin", None)  # of a seed that another machine trained
+                    processor = own[0] if origin is None else origin.partition("; ")[0]
+                    machine = own if processor == own[0] else (processor, None)
+                    threads[machine].add(name_share(spec.resources))
+                    seconds[machine] += seed.seconds
     lines = []
     for (processor, note), spent in seconds.items():
         used = " or ".join(sorted(threads[processor, note])) or "1 thread for each trial"

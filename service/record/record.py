@@ -116,6 +116,12 @@ class Record(Reopening, Retention):
             )
         return earlier
 
+    @database.reading
+    def find_by_key(self, session: Session, idempotency_key: str) -> ExperimentRow | None:
+        """Return the experiment that was posted with this key, None if there is none."""
+        same = ExperimentRow.idempotency_key == idempotency_key
+        return session.scalars(select(ExperimentRow).where(same)).first()
+
     def check_quotas(self, specs: Sequence[ExperimentSpec], owner: str) -> None:
         """Refuse experiments that their owner may not have, all of them together.
 

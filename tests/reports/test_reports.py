@@ -988,6 +988,23 @@ def test_what_else_ran_is_one_sentence_however_it_was_written(tmp_path):
     assert line.endswith("What else ran there: nothing else.")
 
 
+def test_the_time_of_another_machine_is_not_this_ones(tmp_path):
+    spec = make_specs("nnrnn/figure-5a", "full")["main"]
+    made = make_experiment(tmp_path, "main", spec, {"l1_256": [0.1, 0.2]})
+    order = make_order("nnrnn/figure-5a", tmp_path, experiments=[made], budget="full")
+    results = collect(order).model_copy(update={"processor": "Slow, 2 cores", "note": "nothing"})
+    ((trial,),) = (each.trials for each in results.experiments)
+    for seed, seconds in zip(trial.result["by_replicate"], (3600, 7200), strict=True):
+        seed["seconds"] = seconds
+    trial.result["by_replicate"][1]["origin"] = "Fast GPU; revision 1; torch 2"
+    lines = machine_words([Shown(results, judge_results(results), False)])
+    assert [line.split(" hours")[0] for line in lines] == [
+        "- Slow, 2 cores, 1 thread for each trial, 1.0",
+        "- Fast GPU, 1 thread for each trial, 2.0",
+    ]
+    assert lines[1].endswith("What else ran there: nobody has said so.")
+
+
 def test_seeds_that_have_ended_are_kept_of_a_trial_that_goes_on(tmp_path, monkeypatch, caplog):
     """A machine that is there for hours only leaves what it has trained of a trial of days."""
     spec = make_specs("enrnn/figure-2", "full")["main"]

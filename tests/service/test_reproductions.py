@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,12 +43,14 @@ from eigensweep.search_spaces.shipped.reproductions import suite_names
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.app import create_app
 from eigensweep.service.queue.dispatcher import Dispatcher
+from eigensweep.service.record.errors import QuotaExceededError
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.requests import reproductions as requested
 from eigensweep.service.record.requests.reproductions import Posted, Wanted
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.tables import ExperimentRow, TrialRow
+from eigensweep.service.record.users.accounts import Accounts, Quotas
 from eigensweep.service.settings import Settings
 from eigensweep.store.checkpoints import Store, replicate_key
 from eigensweep.store.places.durable_files import StoreAwayError
@@ -402,6 +405,27 @@ def test_seeds_that_are_added_to_a_cancelled_one_are_cancelled(client, reproduce
     assert reproducer.reproductions.widen(found, 3).state == "cancelled"
     states = {item["state"] for item in client.get("/v1/experiments").json()["items"]}
     assert states == {"cancelled"}
+
+
+def test_an_open_one_takes_new_limits(client, reproducer):
+    posted = post(client, until_decided=True, most=12).json()
+    again = post(client, until_decided=True, most=100, core_hours=5)
+    assert (again.status_code, again.json()["id"]) == (200, posted["id"])
+    until = again.json()["until_decided"]
+    assert (until["most"], until["core_hours"]) == (100, 5)
+    old = reproducer.reproductions.get(posted["id"])
+    widest = replace(old, until=replace(old.until, most=12))
+    assert reproducer.reproductions.change(widest, state="reporting").state == "running"
+
+
+def test_a_quota_counts_what_is_not_there_yet(client, record):
+    Accounts(record.url).create_user("anna", Quotas(max_experiments=1))
+    reproductions = client.app.state.service.reproductions
+    first, _ = reproductions.add("enrnn/figure-4", "short", "anna")
+    shared, _ = reproductions.add("enrnn/figure-5", "short", "anna")
+    assert shared.posted == first.posted
+    with pytest.raises(QuotaExceededError):
+        reproductions.add("enrnn/figure-2", "short", "anna")
 
 
 def test_what_is_being_deleted_is_queued_once_more(client, reproducer, play):

@@ -2,6 +2,7 @@ import hashlib
 
 import numpy as np
 
+from eigensweep.tasks import streams
 from eigensweep.tasks.streams import below, chunks, draw, epoch_order, uniform
 
 
@@ -57,6 +58,16 @@ class TestOrderOfAnEpoch:
     def test_it_changes_with_the_epoch_and_with_the_seed(self):
         orders = {tuple(epoch_order(f"order/{s}", e, 50)) for s in range(4) for e in range(4)}
         assert len(orders) == 16
+
+    def test_each_of_many_lanes_has_its_own_at_hand(self, monkeypatch):
+        monkeypatch.setattr(streams, "CACHED_BYTES", 40 * 8 * 100)
+        orders = [epoch_order(f"lane {lane}", 0, 100) for lane in range(40)]
+        assert all(epoch_order(f"lane {n}", 0, 100) is order for n, order in enumerate(orders))
+        epoch_order("one more", 0, 100)
+        assert epoch_order("lane 39", 0, 100) is orders[39]
+        again = epoch_order("lane 0", 0, 100)
+        assert again is not orders[0]
+        assert (again == orders[0]).all()
 
 
 def test_chunks_cover_each_row_once_and_keep_long_sequences_few():

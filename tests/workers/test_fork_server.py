@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 import pytest
@@ -273,6 +274,16 @@ class TestTheServer:
             with pytest.raises(OSError, match="too many"):
                 Server(listener, listener.fileno())._fork(lifeline, [])
             assert not psutil.pid_exists(child.pid)
+
+    def test_outlives_a_request_for_which_no_file_may_be_open(self, monkeypatch):
+        class Full:
+            def accept(self) -> NoReturn:
+                raise OSError(errno.EMFILE, "Too many open files")
+
+        pauses: list[float] = []
+        monkeypatch.setattr(fork_server.time, "sleep", pauses.append)
+        Server(Full(), 0)._answer()  # type: ignore[arg-type]
+        assert pauses == [fork_server.REFUSED_SECONDS]
 
     def test_waits_for_no_killed_process_that_cannot_end_now(self, monkeypatch):
         """As one that reads from a disk which hangs; it is a pipe here, and so is Ray's node."""

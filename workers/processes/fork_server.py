@@ -40,6 +40,8 @@ IDLE_SECONDS: Final = 180.0
 """It ends when it has had nothing to do for so long."""
 REQUEST_SECONDS: Final = 5.0
 """A client that has not said what it wants after this time gets nothing."""
+REFUSED_SECONDS: Final = 1.0
+"""How long it waits where no more files may be open."""
 WAITING: Final = 1024
 """Clients that may wait for an answer at once."""
 
@@ -122,7 +124,12 @@ class Server:
 
     def _answer(self) -> None:
         """Fork for a client that waits, if it is of the same user and wants that."""
-        lifeline, _ = self._listener.accept()
+        try:
+            lifeline, _ = self._listener.accept()
+        except OSError as error:  # no more files may be open until a trial ends
+            logger.warning("a trial's process has to wait: %s", error)
+            time.sleep(REFUSED_SECONDS)
+            return
         lifeline.settimeout(REQUEST_SECONDS)
         files: list[int] = []
         has_forked = False

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
 
@@ -146,9 +147,9 @@ class Reproductions:
     ) -> tuple[ReproductionRecord, bool]:
         """Open a reproduction and queue its experiments; return it, and whether it was opened.
 
-        With `until`, seeds are added until the primary claim is decided. If it was decided before
-        within other limits, it goes on from the seeds that exist. `resources` are those of a trial;
-        None: those that the suite names.
+        With `until`, seeds are added until the primary claim is decided. If that was asked for
+        within other limits before, it goes on from the seeds that exist. `resources` are those of a
+        trial; None: those that the suite names.
 
         The same request gives the same reproduction. It is opened again if it failed or was
         cancelled, if an experiment of it did, or if its report was removed; what has finished is
@@ -165,6 +166,8 @@ class Reproductions:
             earlier = ReproductionRecord.find(self.jobs, id)
             if earlier is not None and earlier.until is not None and until is not None:
                 until = replace(until, looks=earlier.until.looks)
+            if earlier is not None and earlier.state in OPEN and earlier.until != until:
+                return self.change(earlier, until=until), False
             if earlier is not None and (
                 earlier.state in OPEN or (self._is_complete(earlier) and earlier.until == until)
             ):
@@ -173,7 +176,9 @@ class Reproductions:
             first = dict[str, ExperimentSpec]()
             if until is not None and until.added:
                 specs, first = make_specs(name, budget, until.added, resources), specs
-            self.record.check_quotas([*first.values(), *specs.values()], owner)
+            wanted = (*first.values(), *specs.values())
+            new = [each for each in wanted if self._find_posted(each, owner)[0] is None]
+            self.record.check_quotas(new, owner)
             self._take_up(name, budget)
             opened = ReproductionRecord(
                 id=id,
@@ -251,15 +256,21 @@ class Reproductions:
             check_spec(spec, self.corpora)
         except SpecError as error:
             return Posted(None, str(error))
-        if (id := self._find_open(spec, owner)) is not None:
-            return Posted(id)
-        attempt = 0
-        while True:
-            row, _ = self.record.add(spec, f"reproduction-{digest(spec)}-{attempt}", owner)
+        id, key = self._find_posted(spec, owner)
+        return Posted(self.record.add(spec, key, owner)[0].id if id is None else id)
+
+    def _find_posted(self, spec: ExperimentSpec, owner: str) -> tuple[str | None, str]:
+        """Return the experiment that stands for a spec, None if there is none, and a key for it."""
+        id = self._find_open(spec, owner)
+        for attempt in count():
+            key = f"reproduction-{digest(spec)}-{attempt}"
+            row = None if id is not None else self.record.find_by_key(key)
+            if row is None:
+                break
             is_there = row.state == "completed" or row.state not in ENDED | {"deleting"}
             if is_there and has_spec(row, spec):
-                return Posted(row.id)
-            attempt += 1
+                return row.id, key
+        return id, key
 
     def _find_open(self, spec: ExperimentSpec, owner: str) -> str | None:
         """Return an experiment of an open reproduction that has this spec and is not over.
@@ -330,14 +341,15 @@ class Reproductions:
     ) -> ReproductionRecord:
         """Replace fields of a reproduction and write it; return what is stored.
 
-        One that was cancelled stays so, and one that was asked for anew keeps its experiments. What
-        failed before this step counts no longer: a reproduction may take weeks, with many a night
-        without its store.
+        One that was cancelled stays so, and one that was asked for anew keeps what it got then.
+        What failed before this step counts no longer: a reproduction may take weeks, with many a
+        night without its store.
         """
 
         def is_another(now: JobRow) -> bool:
             stored = ReproductionRecord.of(now)
-            return stored.state == "cancelled" or stored.posted != found.posted
+            is_other = (stored.posted, stored.until) != (found.posted, found.until)
+            return stored.state == "cancelled" or is_other
 
         changed = replace(found, **changes).to_job()
         changed.tries = 0
