@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,8 +18,8 @@ from numpy.typing import NDArray
 
 MAX_SIZE = 10_000_000
 """Most rows of a data set. The order of an epoch is held in memory, 8 bytes for each row."""
-CACHED_BYTES = 256 * 2**20
-"""Most bytes of orders that are kept in memory, unless one alone is larger."""
+MOST_CACHED, CACHED_BYTES = 128, 64 * 2**20
+"""Most orders of epochs that are kept in memory, and their bytes beyond the first 16."""
 
 
 def draw(stream: str, rows: Sequence[int] | NDArray[np.int64], count: int) -> NDArray[np.uint64]:
@@ -73,22 +74,25 @@ def below(numbers: NDArray[np.uint64], bound: int) -> NDArray[np.int64]:
 def epoch_order(stream: str, epoch: int, size: int) -> NDArray[np.int64]:
     """Return 0 to size - 1 in the random order of an epoch; read-only.
 
-    The latest are cached, for each of many lanes its own, within `CACHED_BYTES`.
+    The latest are cached: 16, and for each of many lanes its own as far as `CACHED_BYTES` reach.
     """
     key = stream, epoch, size
     with _cache_lock:
         if key in _orders:
+            _orders.move_to_end(key)
             return _orders[key]
     order = np.argsort(draw(stream, [epoch], size)[0], kind="stable")
     order.setflags(write=False)
     with _cache_lock:
         _orders[key] = order
-        while len(_orders) > 1 and sum(each.nbytes for each in _orders.values()) > CACHED_BYTES:
-            del _orders[next(iter(_orders))]
+        while len(_orders) > 16 and sum(each.nbytes for each in _orders.values()) > CACHED_BYTES:
+            _orders.popitem(last=False)
+        if len(_orders) > MOST_CACHED:
+            _orders.popitem(last=False)
     return order
 
 
-_orders: dict[tuple[str, int, int], NDArray[np.int64]] = {}
+_orders: OrderedDict[tuple[str, int, int], NDArray[np.int64]] = OrderedDict()
 _cache_lock = threading.Lock()
 
 

@@ -51,7 +51,7 @@ class DoneJson(TypedDict):
     """What became of one of several experiments that were acted on."""
 
     id: str
-    state: str
+    state: str | None
     problem: str | None
 
 

@@ -354,14 +354,17 @@ def machine_words(shown: Iterable[Shown]) -> list[str]:
                     origin = getattr(seed, "origin", None)  # of a seed that another machine trained
                     processor = own[0] if origin is None else origin.partition("; ")[0]
                     machine = own if processor == own[0] else (processor, None)
-                    threads[machine].add(name_share(spec.resources))
+                    if machine == own:  # of another one nobody knows
+                        threads[machine].add(name_share(spec.resources))
                     seconds[machine] += seed.seconds
     lines = []
     for (processor, note), spent in seconds.items():
-        used = " or ".join(sorted(threads[processor, note])) or "1 thread for each trial"
+        used = "".join(
+            f", {' or '.join(sorted(each))}" for each in [threads[processor, note]] if each
+        )
         beside = (note or "nobody has said so").rstrip(".")
         lines.append(
-            f"- {processor}, {used}, {spent / 3600:.1f} hours of training, evaluations included. "
+            f"- {processor}{used}, {spent / 3600:.1f} hours of training, evaluations included. "
             f"What else ran there: {beside}."
         )
     return lines

@@ -32,8 +32,8 @@ class Try:
     training_seconds: float
     """Of all seeds, wherever they were trained."""
     cpu_seconds: float
-    """How long it had a process, times its cores; 0 for a reused one, and where only some of its
-    seeds count: `training_seconds` says it then."""
+    """How long it had a process, times its cores; 0 for a reused one, for one that is open once
+    more, and where only some of its seeds count: `training_seconds` says it then."""
     gpu_seconds: float
     is_of_many: bool
     """Whether population-based training has replaced it by another one."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
+from eigensweep.analyses.base import six_digits
 from eigensweep.protocol.states import ENDED, OPEN_ANALYSES
 from eigensweep.reports import messages
 from eigensweep.reports.measurements import ArmsMeasured, join_trials
@@ -236,20 +237,25 @@ class ReproductionHandler(ReadingHandler):
     def _describe(self, found: ReproductionRecord, asked: Wanted) -> messages.MadeAnalysis:
         """Return a finished analysis, or its kept numbers if the weights are on another machine."""
         made = self._describe_own(asked)
-        kept = self.reproductions.find_results(found.name, found.budget)
-        if made.folder is not None or kept is None or not self._has_same_trials(found, kept):
+        if made.folder is not None:
             return made
-        for each in kept.analyses:
+        kept = self.reproductions.find_results(found.name, found.budget)
+        for each in kept.analyses if kept is not None and self._is_of(found, kept) else ():
             if (each.label, each.repeat) == (asked.label, asked.repeat) and each.content:
                 return made.model_copy(update={"content": each.content, "problem": None})
         return made
 
-    def _has_same_trials(self, found: ReproductionRecord, kept: Results) -> bool:
-        """Return whether kept results are of all trials here: else their weights are others."""
-        known = {trial.config_hash for each in kept.experiments for trial in each.trials}
+    def _is_of(self, found: ReproductionRecord, kept: Results) -> bool:
+        """Return whether kept results are those of all trials here, whose weights they are of."""
+        known = {
+            (trial.config_hash, six_digits(value))
+            for each in kept.experiments
+            for trial in each.trials
+            if isinstance(value := (trial.result or {}).get("value"), float)
+        }
         posted = (each.id for each in found.experiments.values() if each.id is not None)
         return all(
-            each.trial.config_hash in known
+            (each.trial.config_hash, six_digits(each.trial.value)) in known
             for id in posted
             for each in self.record.trials(id, limit=MOST_TRIALS)
             if each.trial.value is not None

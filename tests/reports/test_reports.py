@@ -1000,7 +1000,7 @@ def test_the_time_of_another_machine_is_not_this_ones(tmp_path):
     lines = machine_words([Shown(results, judge_results(results), False)])
     assert [line.split(" hours")[0] for line in lines] == [
         "- Slow, 2 cores, 1 thread for each trial, 1.0",
-        "- Fast GPU, 1 thread for each trial, 2.0",
+        "- Fast GPU, 2.0",
     ]
     assert lines[1].endswith("What else ran there: nobody has said so.")
 

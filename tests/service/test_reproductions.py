@@ -30,7 +30,7 @@ from eigensweep.client import RefusedError, ServiceAwayError, connection
 from eigensweep.command.reproduce import follow, save_results, service_of_our_own
 from eigensweep.protocol.messages import DriverOptions
 from eigensweep.reports.__main__ import main as make_report
-from eigensweep.reports.messages import ReportOutcome
+from eigensweep.reports.messages import ReportOutcome, Until
 from eigensweep.reports.report import make_report as make_content
 from eigensweep.reports.results import (
     UNFINISHED,
@@ -291,12 +291,17 @@ class TestResults:
     def test_analyses_of_other_trainings_are_not_taken_up(self, client, reproducer, kept):
         (found,) = client.app.state.service.reproductions.list()
         results = read_results((kept / name_file(NAME, "short")).read_bytes())
-        assert reproducer.reports._has_same_trials(found, results)
+        assert reproducer.reports._is_of(found, results)
         (experiment,) = results.experiments
         first = experiment.trials[0].model_copy(update={"config_hash": "of another version"})
         other = experiment.model_copy(update={"trials": (first, *experiment.trials[1:])})
         others = results.model_copy(update={"experiments": [other]})
-        assert not reproducer.reports._has_same_trials(found, others)
+        assert not reproducer.reports._is_of(found, others)
+        first = experiment.trials[0]
+        elsewhere = first.model_copy(update={"result": first.result | {"value": 0.123}})
+        other = experiment.model_copy(update={"trials": (elsewhere, *experiment.trials[1:])})
+        others = results.model_copy(update={"experiments": [other]})
+        assert not reproducer.reports._is_of(found, others), "another machine trained them"
 
     def test_they_are_taken_up_once(self, elsewhere):
         post(elsewhere)
@@ -413,9 +418,14 @@ def test_an_open_one_takes_new_limits(client, reproducer):
     assert (again.status_code, again.json()["id"]) == (200, posted["id"])
     until = again.json()["until_decided"]
     assert (until["most"], until["core_hours"]) == (100, 5)
-    old = reproducer.reproductions.get(posted["id"])
-    widest = replace(old, until=replace(old.until, most=12))
-    assert reproducer.reproductions.change(widest, state="reporting").state == "running"
+    kept = reproducer.reproductions
+    stored = kept.get(posted["id"])
+    before = replace(stored, until=replace(stored.until, most=12))
+    assert kept.change(before, analyses=()).until == stored.until
+    assert kept.add(NAME, "short", stored.owner, Until())[0].until == stored.until
+    assert kept.add(NAME, "short", "bob", Until(most=20))[0].until == stored.until
+    widened = kept.widen(before, 3)
+    assert (widened.until.most, widened.until.looks) == (100, (0, 3))
 
 
 def test_a_quota_counts_what_is_not_there_yet(client, record):

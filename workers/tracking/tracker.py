@@ -470,10 +470,11 @@ class Tracker:
     def _end_others(self, runs: Runs, entry: TrialEntry) -> None:
         """End the runs of seeds that were begun for a race and came to nothing."""
         outcome = "cancelled" if entry.error is None else "failed"
+        tags = {OUTCOME: outcome} | ({} if entry.error is None else {ERROR: entry.error})
         first, count = entry.config["seed"], entry.config["replicates"]
         for seed, run_id in runs.list_seeds(entry.number).items():
             if seed not in range(first, first + count):
-                runs.send(run_id, RunContent(tags={OUTCOME: outcome}))
+                runs.send(run_id, RunContent(tags=tags))
                 runs.end(run_id, STATUS[outcome])
 
     def _fresh(self, held: _Held, line: _Line, entry: TrialEntry) -> list[CurvePoint]:

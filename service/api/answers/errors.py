@@ -333,7 +333,8 @@ def _answer_database_error(request: Request, error: Exception) -> Response:
         return _answer_bug(request, error)
     if status != 422:
         told = "database status=%d path=%s error=%s"
-        logger.warning(told, status, request.url.path, error, extra=_find_subject(request))
+        level = logging.WARNING if status == 503 else logging.ERROR
+        logger.log(level, told, status, request.url.path, error, extra=_find_subject(request))
     if status != 503:
         return problem(status, words)
     return problem(503, f"{words}; nothing was changed", headers={"Retry-After": "5"})

@@ -183,7 +183,7 @@ def prune_storage(
                 status, words = tell_database_error(error)
             if status != 422 and not items:
                 raise
-            logger.error("not pruned experiment=%s error=%s", id, error)
+            logger.error("not pruned experiment=%s error=%s", id, error, exc_info=True)
             items.append(PruneItem(id=id, bytes=0, problem=words))
             if status != 422:  # then this id alone is no text for a database
                 rest = ids[len(items) :] if asked.experiments is not None else ()

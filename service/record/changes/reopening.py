@@ -131,15 +131,17 @@ def _retry(
     rows: RowSession,
 ) -> None:
     experiment = _lock(rows, before, "retry", spec)
-    count = _reopen_failed(rows, experiment, configs, again)
+    count, opened = _reopen_failed(rows, experiment, configs, again)
     if not count and experiment.state != "failed":
+        if configs:  # all that failed did so on the way to a longer budget
+            _check_checkpoints(experiment)
         raise ConflictError(
             f"experiment {before.id} has no failed trial, so there is nothing to retry; 'extend' "
             "gives it more to do, and takes up what was cancelled"
         )
     experiment.closed = experiment.closed or experiment.state == "cancelled"
     words = f"another try of {count} failed trial{'s' * (count != 1)}" if count else RETRIED
-    if experiment.kept == "none" and configs:
+    if experiment.kept == "none" and opened:
         words += ", from the start: their checkpoints were removed"
     reopen_experiment(rows, experiment, words)
 
@@ -206,26 +208,27 @@ def _configure(spec: ExperimentSpec, trial: TrialRow) -> ConfigJson:
 
 def _reopen_failed(
     rows: RowSession, experiment: ExperimentRow, configs: dict[int, str], again: Select[Any]
-) -> int:
-    """Open trials of an experiment again; return how many of them failed or stalled.
+) -> tuple[int, int]:
+    """Open trials again; return how many had failed or stalled, and how many are open.
 
     `configs` has the configurations, as JSON, with which they train. If a trial failed after it was
     opened again, its earlier result stands and the error is attached: then it is opened for a
-    longer budget only, as a race's driver opens its own.
+    longer budget only, as a race's driver opens its own. Without its checkpoints it stays as it is.
     """
-    count = 0
+    failed = opened = 0
     for part, trial in walk(rows, again, experiment.id):
         content = json.loads(configs[trial.number])
-        is_cancelled = trial.state == "cancelled"
-        count += not is_cancelled and (trial.state in UNTRAINED or trial.error is not None)
-        if trial.state in UNTRAINED:
-            reopen_trial(part, experiment, trial, content, RETRIED)
-        elif is_cancelled:
-            reopen_trial(part, experiment, trial, content, RESUMED)
-        elif budget_of(content) > trial.steps and experiment.kept not in UNRESUMABLE:
-            reopen_trial(part, experiment, trial, content, LENGTHENED)
+        reason = {"cancelled": RESUMED, **dict.fromkeys(UNTRAINED, RETRIED)}.get(trial.state)
+        if reason is None and budget_of(content) > trial.steps:
+            if experiment.kept in UNRESUMABLE:
+                continue
+            reason = LENGTHENED
+        failed += trial.state != "cancelled" and (reason == RETRIED or trial.error is not None)
+        if reason is not None:
+            reopen_trial(part, experiment, trial, content, reason)
+            opened += 1
         trial.error = None
-    return count
+    return failed, opened
 
 
 def _is_short(spec: ExperimentSpec) -> ColumnElement[bool]:

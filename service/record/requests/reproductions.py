@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Final, Literal
 from pydantic import JsonValue
 
 from eigensweep.protocol.states import ENDED
-from eigensweep.reports.messages import FILES, JSON, ReportOutcome, Results, Until
+from eigensweep.reports.messages import FILES, JSON, MOST_SEEDS, ReportOutcome, Results, Until
 from eigensweep.reports.results import UNFINISHED, name_file, read_results
 from eigensweep.search_spaces.checks.checks import check_spec
 from eigensweep.search_spaces.errors import SpecError, UnreadableSpecError
@@ -148,7 +148,8 @@ class Reproductions:
         """Open a reproduction and queue its experiments; return it, and whether it was opened.
 
         With `until`, seeds are added until the primary claim is decided. If that was asked for
-        within other limits before, it goes on from the seeds that exist. `resources` are those of a
+        within other limits before, it goes on from the seeds that exist; one that is open takes new
+        limits of its owner. `resources` are those of a
         trial; None: those that the suite names.
 
         The same request gives the same reproduction. It is opened again if it failed or was
@@ -166,8 +167,11 @@ class Reproductions:
             earlier = ReproductionRecord.find(self.jobs, id)
             if earlier is not None and earlier.until is not None and until is not None:
                 until = replace(until, looks=earlier.until.looks)
-            if earlier is not None and earlier.state in OPEN and earlier.until != until:
-                return self.change(earlier, until=until), False
+            if earlier is not None and earlier.state in OPEN and until is not None:
+                named = (until.core_hours, until.most) != (None, MOST_SEEDS)
+                if named and earlier.owner == owner:  # who follows it names none
+                    limited = replace(earlier, until=until).to_job()
+                    return ReproductionRecord.of(self.jobs.put(limited)), False
             if earlier is not None and (
                 earlier.state in OPEN or (self._is_complete(earlier) and earlier.until == until)
             ):
@@ -348,12 +352,16 @@ class Reproductions:
 
         def is_another(now: JobRow) -> bool:
             stored = ReproductionRecord.of(now)
-            is_other = (stored.posted, stored.until) != (found.posted, found.until)
-            return stored.state == "cancelled" or is_other
+            return stored.state == "cancelled" or stored.posted != found.posted
 
-        changed = replace(found, **changes).to_job()
-        changed.tries = 0
-        return ReproductionRecord.of(self.jobs.put(changed, is_another, patience))
+        changed = replace(found, **changes)
+        stored = ReproductionRecord.find(self.jobs, found.id)
+        if changed.until is not None and stored is not None and stored.until is not None:
+            until = replace(stored.until, looks=changed.until.looks)  # its owner may set new limits
+            changed = replace(changed, until=until)
+        job = changed.to_job()
+        job.tries = 0
+        return ReproductionRecord.of(self.jobs.put(job, is_another, patience))
 
     def finish(self, found: ReproductionRecord, outcome: ReportOutcome) -> ReproductionRecord:
         """Record how the report of a reproduction ended."""
