@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from eigensweep.common.own_packages import digest_package
+from eigensweep.common import own_packages
+from eigensweep.common.own_packages import digest_files, digest_package
 from eigensweep.common.registry import Registry, UnknownNameError
 from eigensweep.models import MODELS
 from eigensweep.tasks import TASKS
@@ -276,3 +277,20 @@ with TestClient(app) as client:
     assert f"({model} was left out: {reason})" in told["model"]["detail"]
     assert {error["path"] for error in told["posted"]["errors"]} == {"task.name", "model.name"}
     assert all(reason in error["message"] for error in told["posted"]["errors"])
+
+
+def test_a_large_file_is_read_again_only_where_it_looks_changed(tmp_path, monkeypatch):
+    monkeypatch.setattr(own_packages, "LARGE", 8)
+    large, small = tmp_path / "large.npz", tmp_path / "small.py"
+    large.write_bytes(b"0123456789")
+    small.write_bytes(b"1")
+    files = {"large": large, "small": small}
+    read, whole = [], own_packages._hash
+    monkeypatch.setattr(
+        own_packages, "_hash", lambda path: (read.append(path.name), whole(path))[1]
+    )
+    first = digest_files(files)
+    assert digest_files(files) == first
+    assert read == ["large.npz", "small.py", "small.py"]
+    large.write_bytes(b"9876543210")
+    assert digest_files(files)["large"] != first["large"]

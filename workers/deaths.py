@@ -6,16 +6,25 @@ import re
 import signal
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
-from eigensweep.protocol.ledger import SupersededError
+from eigensweep.protocol.ledger import OtherVersionError, SupersededError
 from eigensweep.store.places.durable_files import DISK_ERRORS, StoreAwayError
 
-Cause = Literal["failure", "memory", "ray", "store", "unseen", "superseded"]
+Cause = Literal["failure", "memory", "ray", "store", "code", "unseen", "superseded"]
 """What ended a process: what it did (`failure`), a machine without memory, a Ray that it could not
-connect to, a store that was away or a disk that was full or broken (`store`), something that nobody
-saw, or a successor's arrival."""
+connect to, a store that was away or a disk that was full or broken (`store`), a service of another
+version of the code, something that nobody saw, or a successor's arrival."""
+
+OTHER_CODE = (
+    "the code on the disk is not the running service's: restart the service, and what is under way "
+    "goes on"
+)
+
+OOM_KILLS = Path("/proc/vmstat")
 
 LONGEST_SUMMARY = 400
 """Characters of the line in which Ray says how much memory was taken."""
@@ -57,6 +66,8 @@ def explain(error: BaseException) -> Death:
         if isinstance(each, SupersededError):
             return Death(str(each), "superseded")
     words = "".join(traceback.format_exception(error))
+    if any(isinstance(each, OtherVersionError) for each in chain):
+        return Death(f"{OTHER_CODE} ({error})", "code")
     if any(isinstance(each, MemoryError) for each in chain):
         return Death(words, "memory")
     return Death(words, "store" if any(map(_is_of_the_store, chain)) else "failure")
@@ -84,6 +95,15 @@ def describe_status(status: int) -> str:
         known = {each.value: each.name for each in signal.Signals}
         return f"by {known.get(-status, f'signal {-status}')}"
     return f"with status {status}"
+
+
+def count_kills() -> int:
+    """Return how many processes this machine's kernel has killed for lack of memory; 0: unknown."""
+    with suppress(OSError, ValueError):
+        for line in OOM_KILLS.read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
 
 
 def explain_shortage(account: str) -> str:

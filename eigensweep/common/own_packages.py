@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,6 +17,8 @@ SUFFIXES = (".py", ".cpp", ".h", ".cu", ".yaml")
 NO_CODE = (".pyc", ".pyo", ".so", ".pyd", ".dylib", ".dll", ".o", ".md", ".rst")
 """Endings of the files of other packages that decide nothing: what was made of their sources, and
 words. All others count, since a package may read its settings or first values from any of them."""
+LARGE = 2**20
+"""Bytes from which on a file that looks the same is not read again by the same process."""
 
 
 def find_package(package: str) -> Path | None:
@@ -76,6 +79,19 @@ def digest_files(files: Mapping[str, Path]) -> dict[str, str]:
 
 
 def _digest_file(path: Path) -> str:
+    found = path.stat()
+    if found.st_size < LARGE:
+        return _hash(path)
+    return _digest_large(path, found.st_size, found.st_mtime_ns, found.st_ino)
+
+
+@lru_cache(maxsize=4096)
+def _digest_large(path: Path, size: int, changed: int, inode: int) -> str:
+    """Return the digest of a large file: read once, as long as it looks the same."""
+    return _hash(path)
+
+
+def _hash(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -34,6 +34,10 @@ class StaleWriteError(RuntimeError):
     """A write came from a driver or an attempt that has a successor."""
 
 
+class OtherVersionError(Exception):
+    """The ledger is of another version than the code here; waiting does not help."""
+
+
 class SupersededError(StaleWriteError):
     """A write came from a driver that has a successor: it has nothing left to do."""
 

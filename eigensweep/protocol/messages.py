@@ -252,7 +252,7 @@ class Order(Message):
     }
 
 
-LostBy = Literal["process", "engine", "device", "disk", "memory", "node", "pause"]
+LostBy = Literal["process", "engine", "device", "disk", "memory", "node", "departure", "pause"]
 """What an attempt can be lost by: its process died, its device was lost, what others share failed,
 or it was paused."""
 

@@ -250,6 +250,10 @@ def _signals() -> Iterator[_Stopping]:
     before = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stopping
+    except LeadLostError:
+        if not stopping.is_set():
+            raise
+        logger.info("it was told to stop meanwhile, so it does not start anew")
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)

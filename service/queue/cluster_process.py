@@ -104,8 +104,10 @@ class ClusterProcess:
 
     @property
     def _ray_problem(self) -> str | None:
-        if self._problem is not None or self._look is None:
+        if self._problem is not None:
             return self._problem
+        if self._look is None:
+            return self._words
         silent = time.monotonic() - self._heard
         if silent < SILENT_SECONDS:
             return None

@@ -52,7 +52,7 @@ SHARE_SECONDS: Final = 1.0
 """Between two looks at what experiments want of the cluster."""
 LEAST_INTERVAL: Final = 0.1
 """Shortest time, in seconds, between two ticks: a hundred posts at once are one look."""
-INNOCENT: Final = ("superseded", "memory", "ray", "store", "unseen")
+INNOCENT: Final = ("superseded", "memory", "ray", "store", "code", "unseen")
 """Causes of a driver's death that say nothing of its experiment; `superseded`: another service had
 the lead meanwhile."""
 DELIVERY_PAUSE: Final = 5.0

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -170,6 +171,13 @@ def test_a_death_after_a_silence_of_ray_is_not_the_drivers_own(cluster, monkeypa
     wait_until(lambda: later.state() == "died")
 
 
+def test_what_was_wrong_at_the_first_look_is_told(cluster, monkeypatch):
+    monkeypatch.setattr(cluster, "_look", None)
+    monkeypatch.setattr(cluster, "_problem", None)
+    monkeypatch.setattr(cluster, "_words", "Ray's control process does not answer")
+    assert cluster.problem == "Ray's control process does not answer"
+
+
 def test_a_late_call_connects_to_no_other_ray(cluster):
     cluster.start()
     played: Any = cluster.drivers
@@ -293,6 +301,19 @@ class TestALookAtRay:
         assert "Ray's process for this machine does not answer" in explain()
         node.gcs.close()
         assert "Ray's control process at 127.0.0.1" in explain()
+
+    def test_one_that_stands_still_is_not_lost(self, node):
+        """Its queue of knocks fills: a look every second, and nobody takes them."""
+        knocks = [socket.socket(socket.AF_UNIX) for _ in range(500)]
+        taken = 0
+        with suppress(BlockingIOError):
+            for taken, each in enumerate(knocks):
+                each.setblocking(False)
+                each.connect(node.local.getsockname())
+        assert taken < len(knocks) - 1, "its queue is full"
+        assert node.cluster.explain_loss() is None
+        for each in knocks:
+            each.close()
 
     def test_it_is_lost_after_two_looks_in_vain_and_not_after_one(self, monkeypatch):
         looks, told = iter([None, "away", None, "away", "away"]), []

@@ -34,6 +34,7 @@ from eigensweep.service.record.sql.tables import Base, ExperimentRow, TrialCount
 from eigensweep.service.record.views.progress import compute_progress
 from eigensweep.service.record.views.queries import StateCount
 from eigensweep.service.settings import Settings, StartError
+from eigensweep.workers.deaths import explain
 
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1}
 
@@ -102,6 +103,7 @@ class TestWrongSchema:
             with pytest.raises(WrongSchemaError, match="eigensweep serve") as raised:
                 act()
             assert not is_away(raised.value)
+            assert explain(raised.value).cause == "code", "no experiment is given up for it"
 
     def test_a_missing_column_is_one_as_well(self, ledger):
         self.change(ledger.url, "ALTER TABLE attempts DROP COLUMN token")

@@ -16,7 +16,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from sqlalchemy.exc import OperationalError
 
 from eigensweep.common import guard
 from eigensweep.service.process import home, ports, serve
+from eigensweep.service.process.serve import LeadLostError
 from eigensweep.service.settings import Settings, StartError
 
 LONG = {"training/steps": 1_000_000, "task/valid_size": 8, "task/test_size": 8}
@@ -515,3 +516,18 @@ class TestGuard:
         assert [p.poll() for p in (elsewhere, own)] == [None, None]
         for process in rest:
             process.kill()
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_a_stop_while_it_steps_down_starts_nothing_anew(monkeypatch, stopped):
+    ended: list[bool] = []
+    monkeypatch.setattr(serve, "_end_soon", lambda: ended.append(True))
+    expected = nullcontext() if stopped else pytest.raises(LeadLostError)
+    with expected, serve._signals() as stopping:
+        stopping.is_starting = False
+        try:
+            raise LeadLostError("another service leads")
+        finally:
+            if stopped:
+                signal.raise_signal(signal.SIGTERM)
+    wait_until(lambda: bool(ended) is stopped)

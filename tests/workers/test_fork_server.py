@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,7 +27,7 @@ from eigensweep.protocol.ledger import StaleWriteError
 from eigensweep.protocol.messages import Order
 from eigensweep.workers.processes import fork_server, forked, trial_process
 from eigensweep.workers.processes.fork_server import FORK, LOOK, Server
-from eigensweep.workers.processes.forked import Forked, ForkedEndedError, fork
+from eigensweep.workers.processes.forked import Forked, ForkedEndedError, ForkedShortError, fork
 from eigensweep.workers.processes.runner import REPORT, Runner
 from eigensweep.workers.processes.trial_process import TrialProcess
 
@@ -284,6 +285,22 @@ class TestTheServer:
         monkeypatch.setattr(fork_server.time, "sleep", pauses.append)
         Server(Full(), 0)._answer()  # type: ignore[arg-type]
         assert pauses == [fork_server.REFUSED_SECONDS]
+
+    @pytest.mark.parametrize(
+        ("status", "kills", "kind"),
+        [(-9, 1, ForkedShortError), (-9, 0, ForkedEndedError), (-11, 1, ForkedEndedError)],
+    )
+    def test_tells_a_kill_for_lack_of_memory(self, monkeypatch, status, kills, kind):
+        (lifeline, server), (own, other) = socket.socketpair(), socket.socketpair()
+        counts = iter([5, 5 + kills])
+        monkeypatch.setattr(forked, "count_kills", lambda: next(counts))
+        left = Forked(lifeline, Connection(own.detach()))
+        server.send(str(status).encode())
+        other.close()
+        with server, pytest.raises(ForkedEndedError) as told:
+            left.train()
+        assert type(told.value) is kind
+        left.close()
 
     def test_waits_for_no_killed_process_that_cannot_end_now(self, monkeypatch):
         """As one that reads from a disk which hangs; it is a pipe here, and so is Ray's node."""

@@ -27,8 +27,10 @@ from eigensweep.workers.driver.nodes.cordons import SILENT_SECONDS
 from eigensweep.workers.driver.nodes.losses import MOST_SHORTAGES
 from eigensweep.workers.driver.search.study import Draw
 from eigensweep.workers.driver.sweep import Job
+from eigensweep.workers.driver.tune import searcher
 from eigensweep.workers.driver.tune.actor_events import MemoryShortageError
 from eigensweep.workers.driver.tune.searcher import OwnTrial, Recorder
+from eigensweep.workers.processes.forked import ForkedEndedError, ForkedShortError
 
 LR = {"low": 1e-5, "high": 1e-1, "log": True}
 GRID = {"optimizer.lr": [1e-2, 1e-3, 1e-4], "model.negative_fraction": [0.0, 0.5]}
@@ -306,7 +308,13 @@ def tell(b: Bench, *reports: Report) -> Job:
 
 
 @pytest.mark.parametrize(
-    ("loss", "by"), [(MemoryShortageError(), "memory"), (RayActorError(), "process")]
+    ("loss", "by"),
+    [
+        (MemoryShortageError(), "memory"),
+        (RayActorError(), "process"),
+        (SimpleNamespace(cause=ForkedEndedError()), "process"),
+        (SimpleNamespace(cause=ForkedShortError()), "memory"),
+    ],
 )
 def test_a_loss_is_told_by_what_tune_was_told(tmp_path, monkeypatch, loss, by):
     b = bench(tmp_path, {"space": {"optimizer.lr": [1e-1]}})
@@ -314,7 +322,53 @@ def test_a_loss_is_told_by_what_tune_was_told(tmp_path, monkeypatch, loss, by):
     monkeypatch.setattr(b.sweep, "lose", lambda number, attempt, words, **how: told.update(how))
     trial = SimpleNamespace(order=make_order(number=0, attempt=1), loss=loss)
     Recorder(b).on_trial_error(1, [], trial)
-    assert told == {"by": by}
+    assert told == {"by": by, "place": None}
+
+
+def test_a_node_on_which_no_process_can_start_is_left_out(tmp_path, monkeypatch):
+    """It would be free at once, and take one trial after the other."""
+    rates = [0.1 / (1 + k) for k in range(9)]
+    nodes = {"bad", "good"}
+    b = Bench(tmp_path, spec({"space": {"optimizer.lr": rates}}), find_nodes=lambda: nodes)
+    monkeypatch.setattr(searcher, "place_actor", lambda actor, order: at(actor))
+    job = b.sweep.next_job()
+    order = make_order(number=job.entry.number, attempt=job.attempt)
+    loss = RayActorError(actor_id="bad", error_msg="no eigensweep", actor_init_failed=True)
+    Recorder(b).on_trial_error(1, [], SimpleNamespace(order=order, loss=loss))
+    assert b.sweep.next_job().avoid == ("bad",)
+    (notice,) = b.sweep.notices()
+    assert (notice.kind, notice.node) == ("node", "bad")
+    assert "no eigensweep" in notice.words
+
+
+@pytest.mark.parametrize(("gone", "state"), [(True, "waiting"), (False, "failed")])
+def test_who_loses_its_node_has_not_failed(tmp_path, gone, state):
+    nodes = {"n0", "n1", "n2"}
+    search = {"space": {"optimizer.lr": [1e-1]}}
+    b = Bench(tmp_path, spec(search), retries=1, find_nodes=lambda: nodes)
+    for turn in range(3):
+        job = b.sweep.next_job()
+        if job is None:
+            break
+        b.sweep.begin(job.entry.number, job.attempt, at(f"n{turn}"))
+        b.sweep.report(job.entry.number, 5 + turn, {"objective": 1.0}, at(f"n{turn}"))
+        if gone:
+            nodes.discard(f"n{turn}")
+        b.sweep.lose(job.entry.number, job.attempt, "The actor died")
+        nodes.add("n9")
+    assert b.sweep.entries[0].state == state
+
+
+def test_who_brings_its_nodes_down_fails_in_the_end(tmp_path):
+    nodes = {"n0"}
+    b = Bench(tmp_path, spec({"space": {"optimizer.lr": [1e-1]}}), find_nodes=lambda: nodes)
+    for turn in range(MOST_SHORTAGES + 1):
+        job = b.sweep.next_job()
+        b.sweep.begin(job.entry.number, job.attempt, at(f"n{turn}"))
+        nodes.clear()
+        b.sweep.lose(job.entry.number, job.attempt, "The actor died")
+        nodes.add(f"n{turn + 1}")
+    assert b.sweep.entries[0].error.startswith(f"its process died {MOST_SHORTAGES + 1} times")
 
 
 class TestALostEngine:

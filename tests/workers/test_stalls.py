@@ -184,6 +184,27 @@ def test_a_store_that_hangs_stalls_nobody():
     assert len(scene.wait(40)) == 1
 
 
+def test_looks_that_take_long_leave_the_driver_most_of_its_time():
+    """As 200 trials of five seeds in an object store: two requests each, one after another."""
+    scene = Scene(limit=3600.0)
+    trials = [replace(scene.entry, number=number) for number in range(150)]
+    reads = 0
+
+    def read(entry: TrialEntry) -> tuple[Progress, ...]:
+        nonlocal reads
+        reads += 1
+        scene.clock.now += 0.5
+        return (Progress(1, 0, -1),)
+
+    scene.watch._read = read
+    stalled = []
+    while scene.clock.now < 6 * 3600.0:
+        stalled += scene.watch.look(lambda: trials)
+        scene.clock.now += 1.0
+    assert 0.5 * reads <= 0.21 * 6 * 3600
+    assert {stall.entry.number for stall in stalled} == {*range(150)}, "only looks are forgiven"
+
+
 def test_each_commit_of_any_replicate_is_progress(tmp_path):
     config = Bench(tmp_path, spec({"space": {"optimizer.lr": [0.1]}}, replicates=2)).ask()
     assert config is not None

@@ -21,11 +21,10 @@ from dataclasses import dataclass, field
 from itertools import count
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final, Literal
 
-from eigensweep.workers.deaths import Death, describe_status
+from eigensweep.workers.deaths import Death, count_kills, describe_status
 from eigensweep.workers.driver.process.driver_order import DriverOrder, Request
 
 logger = logging.getLogger(__name__)
@@ -50,7 +49,6 @@ SINGLE: Final = {
 the same way for a process that reserves no processor. The last one keeps the environment readable
 when a driver gets its title."""
 UNSEEN: Final = "nobody saw how its process ended, because the one that had forked it was gone"
-OOM_KILLS: Final = Path("/proc/vmstat")
 """Where Linux counts the processes that it has killed for lack of memory."""
 
 State = Literal["running", "ended", "died", "lost"]
@@ -283,12 +281,3 @@ def _write(pipe: Connection, requests: SimpleQueue[Request | None]) -> None:
     with suppress(OSError), pipe:  # it has ended
         while (request := requests.get()) is not None:
             pipe.send(request)
-
-
-def count_kills() -> int:
-    """Return how many processes this machine's kernel has killed for lack of memory; 0: unknown."""
-    with suppress(OSError, ValueError):
-        for line in OOM_KILLS.read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return 0

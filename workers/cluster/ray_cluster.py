@@ -191,6 +191,8 @@ class RayCluster:
             with socket.socket(socket.AF_UNIX) as knock:
                 knock.settimeout(LOOK_SECONDS)
                 knock.connect(self._addresses["raylet_socket_name"])
+        except BlockingIOError:  # as many knocks wait as may: somebody listens, and stands still
+            return None
         except OSError as error:
             return f"Ray's process for this machine does not answer: {error}"
         return None

@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 MOST_SECONDS_BETWEEN_LOOKS = 60.0
 LOOKS = 20
 """The least number of looks at a trial within its patience."""
+LEAST_REST = 4.0
+"""A pause after a look, in times of the look: the driver does nothing else while it looks."""
 LEAST_SHARE = 0.01
 """The part of its budget after which it is told how far a trial has come."""
 LONGEST_UNTOLD = 60.0
@@ -90,20 +92,27 @@ class StallWatch:
         now = self._clock()
         if now < self._look_at:
             return []
-        self._look_at = now + self._pause
         if self._blind_since is not None:
             self._forgive(now - self._blind_since)
             self._blind_since = None
         entries = {entry.number: entry for entry in running()}
         self._watched = {n: w for n, w in self._watched.items() if n in entries}
+        found, longest = list[Stall](), 0.0
         try:
-            found = [s for entry in entries.values() if (s := self._look_at_trial(entry, now))]
-            found = [stall for stall in found if stall.entry.number not in in_lanes]
+            for entry in entries.values():
+                begun = self._clock()
+                if (stall := self._look_at_trial(entry, now)) and entry.number not in in_lanes:
+                    found.append(stall)
+                longest = max(longest, self._clock() - begun)
         except StorageError as error:
             logger.warning("cannot see whether trials come on: %s", error)
             self.be_blind()
             return []
-        if (took := self._clock() - now) > self._pause:  # the store hung, and for the trials, too
+        finally:
+            took = self._clock() - now
+            rest = LEAST_REST * (took - longest)  # the longest may be one that hung
+            self._look_at = max(now + self._pause, now + took + rest)
+        if took > self._pause:  # the store hung, and for the trials, too
             self._forgive(took)
         return found
 

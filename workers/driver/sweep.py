@@ -385,6 +385,9 @@ class Sweep:
         wait. All nodes may share disk and store, which may work again at any time: so this time
         grows up to `LONGEST_REST` only, and on a single node each trial rests by itself.
 
+        The death of a process with its node does not count against the trial either, unless it
+        comes `MOST_SHORTAGES` times without a report: it may itself bring its nodes down.
+
         If a node has no memory left, Ray ends the youngest processes first. Nobody knows which
         process took the memory, so no trial is to blame, and each one rests by itself. A trial
         fails after `MOST_SHORTAGES` rests without a report: it may need more than the node has.
@@ -400,6 +403,9 @@ class Sweep:
         entry = self.entries[number]
         if entry.state not in OPEN_TRIALS:
             return
+        ran_on = entry.place.node_id if entry.place and entry.attempt == attempt else None
+        if by == "process" and self.cordons.has_gone(ran_on):
+            by = "departure"
         has_elsewhere = self.cordons.has_others(node)
         rests = by == "memory" or (by == "disk" and not has_elsewhere)
         if by == "node" or (by == "disk" and not rests):

@@ -14,6 +14,7 @@ import asyncio
 import logging
 import os
 import platform
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -120,6 +121,15 @@ class EngineActor:
         self._stalled: str | None = None
         """Why the engine ends because it hangs; None: it does not."""
         self._watch: asyncio.Task[None] | None = None
+        lonely = threading.Timer(START_SECONDS, self._end_unless_joined)
+        lonely.daemon = True
+        lonely.start()
+
+    def _end_unless_joined(self) -> None:
+        """End this process if the trial that started it has gone before it joined."""
+        if self._watch is None:
+            logger.info("engine ends, since no trial has joined it")
+            os._exit(0)
 
     async def join(self, order: Order) -> bool:
         """Give a trial a slot; False if all are taken, or this process is about to end.

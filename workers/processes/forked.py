@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from typing import Any, Final
 
 from eigensweep.protocol.ledger import StaleWriteError
 from eigensweep.protocol.messages import Order
-from eigensweep.workers.deaths import describe_status
+from eigensweep.workers.deaths import count_kills, describe_status
 from eigensweep.workers.processes.fork_server import FORK, LOOK, find_peer
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,10 @@ class ForkedEndedError(RuntimeError):
     """The process that was forked for a trial has ended."""
 
 
+class ForkedShortError(ForkedEndedError):
+    """The kernel has ended it, when it ended processes because no memory was left."""
+
+
 class Forked:
     """Does what a `Runner` does, in a process of its own, which ends with this one."""
 
@@ -64,6 +69,8 @@ class Forked:
         """The server kills the process when the first one is closed, and writes there once, how it
         ended."""
         self.pid = 0
+        self._kills = count_kills()
+        """Processes that the kernel had ended for lack of memory when this one last answered."""
 
     def begin(self, config: Mapping[str, object], node_id: str | None) -> None:
         """Say what to train, and wait until the process is there.
@@ -111,17 +118,25 @@ class Forked:
 
     def _receive(self) -> Any:
         try:
-            return self._calls.recv()
+            answer = self._calls.recv()
         except (OSError, EOFError) as error:
             raise self._ended() from error
+        self._kills = count_kills()
+        return answer
 
     def _ended(self) -> ForkedEndedError:
         what = f"process {self.pid}" if self.pid else "the process"
         what += " that was forked for this trial has ended"
         self._lifeline.settimeout(STATUS_SECONDS)
+        status = 0
         with suppress(OSError):
             if told := self._lifeline.recv(LONGEST_STATUS):
-                what += f" {describe_status(int(told))}"
+                status = int(told)
+                what += f" {describe_status(status)}"
+        if status == -signal.SIGKILL and count_kills() > self._kills:
+            return ForkedShortError(
+                f"{what}: its machine had no memory left, and the kernel ended it"
+            )
         return ForkedEndedError(what)
 
 

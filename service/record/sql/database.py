@@ -34,6 +34,7 @@ from tenacity import (
     wait_exponential,
 )
 
+from eigensweep.protocol.ledger import OtherVersionError
 from eigensweep.service.record.sql import rows
 from eigensweep.service.record.sql.rows import RowSession
 
@@ -105,7 +106,7 @@ _BEGIN, _BEGIN_IMMEDIATE = text("BEGIN"), text("BEGIN IMMEDIATE")
 _SYNC, _SYNC_LATER = text("PRAGMA synchronous=FULL"), text("PRAGMA synchronous=NORMAL")
 
 
-class WrongSchemaError(SQLAlchemyError):
+class WrongSchemaError(OtherVersionError, SQLAlchemyError):
     """The database lacks a table or a column of this version; waiting does not help."""
 
     def __init__(self, url: str, error: DBAPIError) -> None:

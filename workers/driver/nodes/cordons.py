@@ -98,6 +98,11 @@ class Cordons:
         """Tell whether a trial that was on this node can go to another one."""
         return node is not None and bool(self.find_nodes() - {node})
 
+    def has_gone(self, node: str | None) -> bool:
+        """Tell whether a node is none of the cluster's any more."""
+        nodes = self.find_nodes()
+        return node is not None and NOWHERE not in nodes and node not in nodes
+
     def cordon(self, node: str | None, host: str | None, cause: str, longest: float) -> str:
         """Cordon a node for a while, and return the words for its trial."""
         node = node or NOWHERE

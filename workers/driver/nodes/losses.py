@@ -1,7 +1,7 @@
 """How often the attempts of each trial were lost, and which trials rest before they try again.
 
-A loss of the trial's own process counts against the trial. A loss by engine, disk, store or memory
-does not, or not soon: nobody knows which trial is to blame.
+A loss of the trial's own process counts against the trial. A loss by engine, disk, store, memory,
+or with its node does not, or not soon: nobody knows which trial is to blame.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ LONGEST_REST = 60.0
 """The longest rest in seconds before a trial tries a failed disk or memory again."""
 
 MOST_SHORTAGES = 30
-"""How often a trial may be lost between two of its reports because its node has no memory left."""
+"""How often a trial may be lost between two of its reports because its node has no memory left, or
+goes itself."""
 
 MOST_DEVICES = 2
 """Devices that a trial may lose between two of its reports before it fails: its own kernels may
@@ -56,7 +57,7 @@ class Losses:
 
     def forget(self, number: int) -> None:
         """Note that a trial has reported."""
-        for by in ("engine", "disk", "memory"):
+        for by in ("engine", "disk", "memory", "departure"):
             self._counts[by].pop(number, None)
         self._devices.pop(number, None)
 
@@ -74,10 +75,11 @@ class Losses:
 
     def judge(self, number: int, by: LostBy, cause: str) -> str | None:
         """Return why a trial fails after its last loss; None: it may go on."""
-        died, short = self._counts["process"][number], self._counts["memory"][number]
-        if died > self._retries or short > MOST_SHORTAGES:
-            times = self._counts[by][number]
-            return f"its process died {times} times; the last: {cause}"
+        times = self._counts[by][number]
+        if by in ("process", "memory", "departure"):
+            most = self._retries if by == "process" else MOST_SHORTAGES
+            if times > most:
+                return f"its process died {times} times; the last: {cause}"
         if len(self._devices.get(number, ())) >= MOST_DEVICES:
             return f"{MOST_DEVICES} devices were lost under it in a row; the last: {cause}"
         return None

@@ -28,9 +28,12 @@ def find_place(actor: Any, order: Order) -> Place | None:
 
     This is the trial's thin process. If another process trains, the first report names that one.
     """
-    if not isinstance(actor, ActorHandle):
-        return None
-    found = _find_process(actor._actor_id.hex())
+    return place_actor(actor._actor_id.hex(), order) if isinstance(actor, ActorHandle) else None
+
+
+def place_actor(actor_id: str, order: Order) -> Place | None:
+    """Return the same for Ray's id of the process, which may have ended."""
+    found = _find_process(actor_id)
     if found is None:
         return None
     node, pid = found

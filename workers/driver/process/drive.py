@@ -17,7 +17,7 @@ from ray._raylet import setproctitle  # type: ignore[attr-defined]
 from eigensweep.common import logs, traces
 from eigensweep.common.variables import warn_of_unknown
 from eigensweep.protocol.messages import DriverOptions
-from eigensweep.workers.deaths import Death, explain
+from eigensweep.workers.deaths import OTHER_CODE, Death, explain
 from eigensweep.workers.driver import experiment as experiments
 from eigensweep.workers.driver.process.driver_order import TITLE, DriverOrder
 from eigensweep.workers.driver.process.ray_job import connect
@@ -39,7 +39,7 @@ def drive(content: bytes, tell: Callable[[Death | None], None]) -> Death | None:
         order: DriverOrder = pickle.loads(content)
     except Exception as error:
         logger.exception("a driver could not read what it was told")
-        return explain(error)
+        return Death(f"{OTHER_CODE} ({error!r})", "code")
     setproctitle(f"{TITLE} {order.experiment}")
     logs.name_process(order.experiment)
     begin_driver(order.options)

@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 
 import ray
 from ray import tune
+from ray.exceptions import RayActorError
 from ray.tune.experiment import Trial
 from ray.tune.search import SearchAlgorithm
 from ray.tune.stopper import Stopper
@@ -16,11 +17,11 @@ from ray.tune.stopper import Stopper
 from eigensweep.protocol.ledger import RungReport, StaleWriteError
 from eigensweep.protocol.messages import LostBy, Order, Report
 from eigensweep.training.memory_limit import read_last_words
-from eigensweep.workers.driver.nodes.places import find_place
+from eigensweep.workers.driver.nodes.places import find_place, place_actor
 from eigensweep.workers.driver.sweep import Sweep
 from eigensweep.workers.driver.tune.actor_events import MemoryShortageError
 from eigensweep.workers.driver.tune.trainable import request_place
-from eigensweep.workers.processes.forked import ForkedEndedError
+from eigensweep.workers.processes.forked import ForkedEndedError, ForkedShortError
 from eigensweep.workers.processes.runner import REPORT
 from eigensweep.workers.processes.trial_process import TrialProcess
 
@@ -212,18 +213,23 @@ class Recorder(tune.Callback):
         """Record that the process was lost; a trial's process itself never raises for a bug.
 
         A process that ended itself, because its trial held too much memory, has failed: another
-        attempt would need as much. A process that Ray ended because its node had no memory left has
-        not failed.
+        attempt would need as much. A process that Ray or the kernel ended because its node had no
+        memory left has not failed, and neither has one that could not start: its node is left out.
         """
         order, loss = trial.order, trial.loss
         if (words := read_last_words(order)) is not None:
             self._sweep.end(order.number, "failed", error=words)
             return
-        by: LostBy = "memory" if isinstance(loss, MemoryShortageError) else "process"
-        cause = getattr(loss, "cause", None)
+        by: LostBy = "process"
+        cause, place = getattr(loss, "cause", None), None
+        if isinstance(loss, MemoryShortageError) or isinstance(cause, ForkedShortError):
+            by = "memory"
+        elif isinstance(loss, RayActorError) and loss.actor_init_failed and loss.actor_id:
+            place = place_actor(loss.actor_id, order)
+            by = "process" if place is None else "node"
         loss = cause if isinstance(cause, ForkedEndedError | StaleWriteError) else loss
         words = "unknown" if loss is None else str(loss).strip()[:LONGEST_CAUSE]
-        self._sweep.lose(order.number, order.attempt, words, by=by)
+        self._sweep.lose(order.number, order.attempt, words, by=by, place=place)
 
     def on_step_end(self, iteration: int, trials: list[Any], **context: Any) -> None:
         """End the processes of trials that make no progress; Tune calls this often.
