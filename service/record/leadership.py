@@ -151,6 +151,8 @@ class Leadership(database.AtDatabase):
         self.absence = 0.0, 0.0
         """When nobody looked after drivers before this term: since when, and when this term began,
         in seconds since 1970."""
+        self._began = 0.0
+        """When this term began."""
         self.serves = False
         """Whether this service looks after drivers; the next heartbeat says so."""
         self.problem: str | None = None
@@ -180,7 +182,7 @@ class Leadership(database.AtDatabase):
         """
         now = time.time()
         term, since = self._raise_term(about, now)
-        self.absence, self._about = (since, now), about
+        self.absence, self._about, self._began = (since, now), about, now
         self._row, self._heard_at = (term, about, now, now), self._clock()
         self.term = term
         threading.Thread(target=self._keep_on, name="leadership", daemon=True).start()
@@ -263,8 +265,9 @@ class Leadership(database.AtDatabase):
         Raises:
             NotLeadingError: if this service does not lead.
         """
-        in_force = rows.execute(select(Leader.term).with_for_update(read=True)).scalar()
-        if self.term is None or self.term != in_force:
+        told = select(Leader.term, Leader.since).with_for_update(read=True)
+        in_force = rows.execute(told).first()
+        if self.term is None or in_force is None or tuple(in_force) != (self.term, self._began):
             self.term = None
             raise NotLeadingError(f"only the leader does this, and {self.words}")
 
@@ -284,7 +287,10 @@ class Leadership(database.AtDatabase):
 
     def _beat(self, term: int) -> bool:
         """Write down that this service lives; return whether it still leads."""
-        mine = update(Leader).where(Leader.id == THE_ROW, Leader.term == term)
+        # A standby that takes over may lack the last term, and give its number once more.
+        mine = update(Leader).where(
+            Leader.id == THE_ROW, Leader.term == term, Leader.since == self._began
+        )
         beat = mine.values(heartbeat_at=time.time()).returning(Leader.term)
         if self.serves:
             beat = beat.values(about=self._about)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any, ClassVar
@@ -80,12 +81,6 @@ def lead(make: Any) -> Any:
     return make_leader
 
 
-def read_term(url: str) -> int:
-    return database.look(
-        url, lambda connection: connection.execute(text("SELECT term FROM leaders")).scalar_one()
-    )
-
-
 def overtake(url: str) -> None:
     """Raise the term, as another service does that has taken the lock meanwhile."""
     statement = text("UPDATE leaders SET term = term + 1, heartbeat_at = heartbeat_at + 1")
@@ -143,6 +138,19 @@ class TestLeadership:
         now[0] += HEARTBEAT_SECONDS
         leader.keep()
         assert leader.term is None
+
+    def test_a_term_that_a_standby_gives_once_more_is_another_one(self, lead, make, each_url):
+        """The database went back to before the first one's term, and another one led in it."""
+        first = lead("first")
+        back = text("UPDATE leaders SET term = term - 1")
+        database.write(each_url, lambda rows: rows.execute(back))
+        term, since = make()._raise_term(about("second"), time.time())
+        assert term == first.term
+        assert since > 0
+        with pytest.raises(NotLeadingError):
+            database.write(each_url, first.require)
+        first.term = term
+        assert not first._beat(term)
 
     def test_a_database_that_is_away_ends_no_lead(self, lead, monkeypatch):
         leader = lead("one")
@@ -374,5 +382,6 @@ class Playing(Handler):
 def lead_again(url: str) -> Leadership:
     """Return what leads in the term that the row has by now."""
     made = Leadership(url)
-    made.term = read_term(url)
+    made.look()
+    made.term, _, made._began, _ = made._row
     return made
