@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,20 @@ def test_what_is_fetched_is_what_was_put_there_and_put_once(store, data_root, tm
     assert files_of(corpora.fetch(store, archive, tmp_path / "node")) == files_of(data_root)
     (data_root / "one" / "a.txt").write_bytes(b"other")
     assert publish(store, data_root) != archive
+
+
+def test_a_driver_holds_no_corpus_in_memory_that_is_there(store, data_root):
+    large = data_root / "large.bin"
+    large.write_bytes(os.urandom(2**20) * 24)
+    first = corpora.publish(store, [large], data_root, "e1.a")
+    content = store.files.read(f"{corpora.FOLDER}/{first}")
+    assert first == f"{hashlib.sha256(content).hexdigest()}.tar"
+    tracemalloc.start()
+    try:
+        assert corpora.publish(store, [large], data_root, "e2.b") == first
+        assert tracemalloc.get_traced_memory()[1] < 2**21
+    finally:
+        tracemalloc.stop()
 
 
 def test_drivers_that_put_the_same_there_at_once_both_do(store, data_root, tmp_path, monkeypatch):

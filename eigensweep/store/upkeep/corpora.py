@@ -19,7 +19,7 @@ import tarfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final
+from typing import IO, Any, Final
 
 from eigensweep.store.checkpoints import Store
 from eigensweep.store.places.durable_files import StoreAwayError, hold_lock, storage_error
@@ -58,12 +58,17 @@ def publish(store: Store, files: Iterable[Path], data_root: Path, user: str) -> 
     Raises:
         StorageError: if a file cannot be read, or the store not be written.
     """
-    content = _pack(sorted(files), data_root)
-    name = f"{hashlib.sha256(content).hexdigest()}.tar"
+    members, seen = sorted(files), _Digest()
+    _pack(members, data_root, seen)
+    name = f"{seen.digest.hexdigest()}.tar"
     store.files.write(f"{USERS}/{name}/{user}", b"")
     _wait_for_removers(store, name)
     if name not in store.files.names(FOLDER):
-        store.files.create(f"{FOLDER}/{name}", content)  # another driver may write it, too
+        packed = io.BytesIO()
+        _pack(members, data_root, packed)
+        if hashlib.sha256(packed.getbuffer()).digest() != seen.digest.digest():
+            raise StoreAwayError(f"files of a corpus in {data_root} are being changed")
+        store.files.create(f"{FOLDER}/{name}", packed.getvalue())  # another driver may, too
     return name
 
 
@@ -152,19 +157,32 @@ def fetch(
     return place
 
 
-def _pack(files: list[Path], data_root: Path) -> bytes:
-    """Return an archive of files; the same files give the same bytes."""
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as archive:
+class _Digest(io.RawIOBase):
+    """A file of which the digest alone is kept: a corpus may be larger than a driver."""
+
+    def __init__(self) -> None:
+        self.digest, self._size = hashlib.sha256(), 0
+
+    def write(self, content: Any) -> int:
+        self.digest.update(content)
+        self._size += len(content)
+        return len(content)
+
+    def tell(self) -> int:
+        return self._size
+
+
+def _pack(files: list[Path], data_root: Path, into: IO[bytes] | _Digest) -> None:
+    """Write an archive of files; the same files give the same bytes."""
+    with tarfile.open(fileobj=into, mode="w") as archive:
         for path in files:
             try:
-                content = path.read_bytes()
+                with path.open("rb") as file:
+                    member = tarfile.TarInfo(path.relative_to(data_root).as_posix())
+                    member.size = os.stat(file.fileno()).st_size
+                    archive.addfile(member, file)
             except OSError as error:
                 raise storage_error("read", path, error) from error
-            member = tarfile.TarInfo(path.relative_to(data_root).as_posix())
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return packed.getvalue()
 
 
 def _read(store: Store, archive: str, digest: str) -> bytes:
