@@ -34,11 +34,13 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Final, cast
 
 from sqlalchemy import Connection, make_url, select
 
+from eigensweep.common.aside import call_aside
 from eigensweep.common.private_folders import keep_secret, require_private
 from eigensweep.protocol.states import OPEN_TRIALS
 from eigensweep.search_spaces.labels import say_count
@@ -63,6 +65,8 @@ LIVE: Final = ("mlflow/artifacts", "analyses", "reproductions")
 """Folders whose files are written whole, and copied as they are."""
 ROOTS: Final = (RECORD, "mlflow", "optuna", "storage", "analyses", "reproductions")
 """What an archive may hold, besides its manifest; an older one has Optuna's journals, too."""
+HOLD_SECONDS: Final = 300.0
+"""How long posts and drivers wait for a backup at most: a store may hang for a night."""
 BUSY_SECONDS: Final = 60.0
 """How long to wait for another writer of a database."""
 CHUNK: Final = 1 << 20
@@ -134,8 +138,8 @@ def back_up(settings: Settings, file: Path) -> Manifest:
     copied and the heads of trials that run are read; training goes on.
 
     Raises:
-        BackupError: if the file is there already, there is no record, or another backup is being
-            made.
+        BackupError: if the file is there already, there is no record, another backup is being
+            made, or the store does not answer.
         RecordUnusableError: if the record's database does not answer.
         OSError, sqlite3.Error, SQLAlchemyError, StorageError: if something cannot be read or
             written.
@@ -157,7 +161,13 @@ def back_up(settings: Settings, file: Path) -> Manifest:
         with record.hold_still(copies / RECORD) as trials:
             if settings.mlflow_uri is None:
                 copy_database(settings.home / MLFLOW, copies / MLFLOW)
-            shots.take(trials)
+            try:
+                call_aside(partial(shots.take, trials), "backup").result(HOLD_SECONDS)
+            except TimeoutError as error:
+                raise BackupError(
+                    f"the store {place} was not read within {HOLD_SECONDS:.0f} s, while posts and "
+                    "drivers wait: make the backup when it answers"
+                ) from error
         with _write_new(file) as target:
             return _write_archive(target, settings, copies, shots)
 

@@ -246,6 +246,23 @@ class TestWhileItRuns:
         (storage / "emptied").touch()
         back_up(settings, tmp_path / "b.tar.gz")
 
+    def test_a_store_that_hangs_holds_up_no_writer_for_long(self, settings, tmp_path, monkeypatch):
+        answers = threading.Event()
+        take = backup._StoreCopy.take
+
+        def hang(shots: Any, trials: Any, *, only_ended: bool = False) -> None:
+            if not only_ended:
+                answers.wait(60)
+            take(shots, trials, only_ended=only_ended)
+
+        monkeypatch.setattr(backup._StoreCopy, "take", hang)
+        monkeypatch.setattr(backup, "HOLD_SECONDS", 0.2)
+        with pytest.raises(BackupError, match="was not read within"):
+            back_up(settings, tmp_path / "a.tar.gz")
+        with closing(sqlite3.connect(settings.home / backup.RECORD, timeout=1)) as record:
+            record.execute("BEGIN IMMEDIATE")
+        answers.set()
+
     def test_databases_are_whole(self, settings, tmp_path):
         with closing(sqlite3.connect(settings.home / "mlflow" / "mlflow.db")) as mlflow:
             mlflow.execute("PRAGMA journal_mode=WAL")
