@@ -25,6 +25,7 @@ OTHER_CODE = (
 )
 
 OOM_KILLS = Path("/proc/vmstat")
+"""Where Linux counts the processes that it has killed for lack of memory."""
 
 LONGEST_SUMMARY = 400
 """Characters of the line in which Ray says how much memory was taken."""

@@ -82,11 +82,11 @@ def _digest_file(path: Path) -> str:
     found = path.stat()
     if found.st_size < LARGE:
         return _hash(path)
-    return _digest_large(path, found.st_size, found.st_mtime_ns, found.st_ino)
+    return _digest_large(path, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
 
 
 @lru_cache(maxsize=4096)
-def _digest_large(path: Path, size: int, changed: int, inode: int) -> str:
+def _digest_large(path: Path, *looks: int) -> str:
     """Return the digest of a large file: read once, as long as it looks the same."""
     return _hash(path)
 

@@ -104,10 +104,8 @@ class ClusterProcess:
 
     @property
     def _ray_problem(self) -> str | None:
-        if self._problem is not None:
+        if self._problem is not None or self._look is None:
             return self._problem
-        if self._look is None:
-            return self._words
         silent = time.monotonic() - self._heard
         if silent < SILENT_SECONDS:
             return None
@@ -199,7 +197,7 @@ class ClusterProcess:
         """
         place = self._place
         if self.problem is not None or place is None:
-            raise LauncherAwayError(self.problem)
+            raise LauncherAwayError(self.problem or "Ray has not been seen yet")
         order = DriverOrder(experiment_id, spec, ledger, options, place.address)
         log = f"{place.logs}/driver-{experiment_id}.log"
         was_well = partial(self._was_well, self.starts, time.monotonic())
@@ -216,7 +214,7 @@ class ClusterProcess:
         if (process := self.drivers.find(experiment_id)) is not None:
             return process
         if (seen := self._look) is None:
-            raise LauncherAwayError(self.problem)
+            raise LauncherAwayError(self.problem or "Ray has not been seen yet")
         if experiment_id not in seen.drivers:
             return None
         return self._found.setdefault(experiment_id, DriverProcess(experiment_id))

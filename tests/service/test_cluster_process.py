@@ -171,13 +171,6 @@ def test_a_death_after_a_silence_of_ray_is_not_the_drivers_own(cluster, monkeypa
     wait_until(lambda: later.state() == "died")
 
 
-def test_what_was_wrong_at_the_first_look_is_told(cluster, monkeypatch):
-    monkeypatch.setattr(cluster, "_look", None)
-    monkeypatch.setattr(cluster, "_problem", None)
-    monkeypatch.setattr(cluster, "_words", "Ray's control process does not answer")
-    assert cluster.problem == "Ray's control process does not answer"
-
-
 def test_a_late_call_connects_to_no_other_ray(cluster):
     cluster.start()
     played: Any = cluster.drivers

@@ -9,7 +9,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from eigensweep.client import RefusedError, ServiceAwayError, connection
 from eigensweep.command.reproduce import follow, save_results, service_of_our_own
 from eigensweep.protocol.messages import DriverOptions
 from eigensweep.reports.__main__ import main as make_report
-from eigensweep.reports.messages import ReportOutcome, Until
+from eigensweep.reports.messages import ReportOutcome
 from eigensweep.reports.report import make_report as make_content
 from eigensweep.reports.results import (
     UNFINISHED,
@@ -412,20 +411,19 @@ def test_seeds_that_are_added_to_a_cancelled_one_are_cancelled(client, reproduce
     assert states == {"cancelled"}
 
 
-def test_an_open_one_takes_new_limits(client, reproducer):
+def test_an_open_one_keeps_its_limits_and_says_so(client):
     posted = post(client, until_decided=True, most=12).json()
-    again = post(client, until_decided=True, most=100, core_hours=5)
-    assert (again.status_code, again.json()["id"]) == (200, posted["id"])
-    until = again.json()["until_decided"]
-    assert (until["most"], until["core_hours"]) == (100, 5)
-    kept = reproducer.reproductions
-    stored = kept.get(posted["id"])
-    before = replace(stored, until=replace(stored.until, most=12))
-    assert kept.change(before, analyses=()).until == stored.until
-    assert kept.add(NAME, "short", stored.owner, Until())[0].until == stored.until
-    assert kept.add(NAME, "short", "bob", Until(most=20))[0].until == stored.until
-    widened = kept.widen(before, 3)
-    assert (widened.until.most, widened.until.looks) == (100, (0, 3))
+    again = post(client, until_decided=True)
+    assert (again.status_code, again.json()["until_decided"]["most"]) == (200, 12)
+    refused = post(client, until_decided=True, most=100, core_hours=5)
+    assert refused.status_code == 409
+    assert (
+        "with 12 seeds at most and any number of core hours: cancel it" in refused.json()["detail"]
+    )
+    client.post(posted["links"]["cancel"])
+    opened = post(client, until_decided=True, most=100, core_hours=5)
+    assert opened.status_code == 201
+    assert opened.json()["until_decided"]["most"] == 100
 
 
 def test_a_quota_counts_what_is_not_there_yet(client, record):

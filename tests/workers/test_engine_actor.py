@@ -88,6 +88,21 @@ def test_trials_join_until_all_slots_are_taken(actor, engine):
     asyncio.run(scene())
 
 
+def test_one_that_nobody_joins_ends(actor, monkeypatch):
+    ended: list[int] = []
+    monkeypatch.setattr(engine_actor.os, "_exit", ended.append)
+    actor._end_unless_joined()
+    assert ended == [0]
+
+    async def scene() -> None:
+        assert await actor.join(order(0))
+        actor._end_unless_joined()
+
+    asyncio.run(scene())
+    assert ended == [0]
+    assert actor._lonely.finished.is_set()
+
+
 def test_trials_of_other_experiments_count_with_their_own_share(actor):
     half = make_order(number=7, experiment="e2", engine=replace(NEED, trials=2))
 

@@ -341,6 +341,47 @@ def test_a_node_on_which_no_process_can_start_is_left_out(tmp_path, monkeypatch)
     assert "no eigensweep" in notice.words
 
 
+def test_where_there_is_no_other_node_who_cannot_start_fails(tmp_path, monkeypatch):
+    search = {"space": {"optimizer.lr": [1e-1]}}
+    b = Bench(tmp_path, spec(search), retries=1, find_nodes=lambda: {"bad"})
+    monkeypatch.setattr(searcher, "place_actor", lambda actor, order: at(actor))
+    for _ in range(2):
+        job = b.sweep.next_job()
+        order = make_order(number=job.entry.number, attempt=job.attempt)
+        loss = RayActorError(actor_id="bad", error_msg="no CUDA", actor_init_failed=True)
+        Recorder(b).on_trial_error(1, [], SimpleNamespace(order=order, loss=loss))
+    assert b.sweep.entries[0].state == "failed"
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_a_node_that_ray_still_counts_is_gone_where_it_is_silent(tmp_path, silent):
+    search, nodes = {"space": {"optimizer.lr": [1e-1]}}, {"n0", "n1"}
+    found = frozenset({"n0"} if silent else ())
+    b = Bench(
+        tmp_path,
+        spec(search),
+        retries=0,
+        find_nodes=lambda: nodes,
+        find_silent_nodes=lambda: found,
+    )
+    job = b.sweep.next_job()
+    b.sweep.begin(job.entry.number, job.attempt, at("n0"))
+    b.sweep.lose(job.entry.number, job.attempt, "The actor died")
+    assert b.sweep.entries[0].state == ("waiting" if silent else "failed")
+
+
+def test_a_node_that_goes_before_a_trial_begins_there_counts_not(tmp_path, monkeypatch):
+    search, nodes = {"space": {"optimizer.lr": [1e-1]}}, {"n0", "n1"}
+    b = Bench(tmp_path, spec(search), retries=0, find_nodes=lambda: nodes)
+    monkeypatch.setattr(searcher, "place_actor", lambda actor, order: at(actor))
+    job = b.sweep.next_job()
+    order = make_order(number=job.entry.number, attempt=job.attempt)
+    nodes.discard("n0")
+    loss = RayActorError(actor_id="n0", error_msg="its node has died")
+    Recorder(b).on_trial_error(1, [], SimpleNamespace(order=order, loss=loss))
+    assert b.sweep.entries[0].state == "waiting"
+
+
 @pytest.mark.parametrize(("gone", "state"), [(True, "waiting"), (False, "failed")])
 def test_who_loses_its_node_has_not_failed(tmp_path, gone, state):
     nodes = {"n0", "n1", "n2"}

@@ -49,7 +49,6 @@ SINGLE: Final = {
 the same way for a process that reserves no processor. The last one keeps the environment readable
 when a driver gets its title."""
 UNSEEN: Final = "nobody saw how its process ended, because the one that had forked it was gone"
-"""Where Linux counts the processes that it has killed for lack of memory."""
 
 State = Literal["running", "ended", "died", "lost"]
 

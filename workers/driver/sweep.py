@@ -403,8 +403,10 @@ class Sweep:
         entry = self.entries[number]
         if entry.state not in OPEN_TRIALS:
             return
-        ran_on = entry.place.node_id if entry.place and entry.attempt == attempt else None
-        if by == "process" and self.cordons.has_gone(ran_on):
+        if by in ("process", "engine"):  # perhaps with its node
+            self.cordons.look_for_silent()
+        ran_at = place or (entry.place if entry.attempt == attempt else None)
+        if by == "process" and ran_at is not None and self.cordons.has_gone(ran_at.node_id):
             by = "departure"
         has_elsewhere = self.cordons.has_others(node)
         rests = by == "memory" or (by == "disk" and not has_elsewhere)
@@ -420,8 +422,6 @@ class Sweep:
             self._losses.add(number, by, place)
         elif not self._is_held:
             cause = "its node drains: it committed and goes on elsewhere"
-        if by in ("process", "engine"):  # perhaps with its node
-            self.cordons.look_for_silent()
         if by == "engine":
             words = "trial lost its engine trial=%d attempt=%d: %s"
             self._warn(number, words, number, attempt, cause)

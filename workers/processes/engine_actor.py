@@ -121,9 +121,9 @@ class EngineActor:
         self._stalled: str | None = None
         """Why the engine ends because it hangs; None: it does not."""
         self._watch: asyncio.Task[None] | None = None
-        lonely = threading.Timer(START_SECONDS, self._end_unless_joined)
-        lonely.daemon = True
-        lonely.start()
+        self._lonely = threading.Timer(START_SECONDS, self._end_unless_joined)
+        self._lonely.daemon = True
+        self._lonely.start()
 
     def _end_unless_joined(self) -> None:
         """End this process if the trial that started it has gone before it joined."""
@@ -141,6 +141,7 @@ class EngineActor:
         async with self._opening:
             if self._watch is None:
                 self._watch = asyncio.create_task(self._look_after())
+                self._lonely.cancel()
             if self._engine is None:
                 try:
                     self._engine = await self._in_thread(self._open)

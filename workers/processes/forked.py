@@ -58,7 +58,7 @@ class ForkedEndedError(RuntimeError):
 
 
 class ForkedShortError(ForkedEndedError):
-    """The kernel has ended it, when it ended processes because no memory was left."""
+    """The kernel has ended it, or its server, when it ended processes since no memory was left."""
 
 
 class Forked:
@@ -133,7 +133,7 @@ class Forked:
             if told := self._lifeline.recv(LONGEST_STATUS):
                 status = int(told)
                 what += f" {describe_status(status)}"
-        if status == -signal.SIGKILL and count_kills() > self._kills:
+        if status in (0, -signal.SIGKILL) and count_kills() > self._kills:  # 0: nobody has told
             return ForkedShortError(
                 f"{what}: its machine had no memory left, and the kernel ended it"
             )

@@ -148,8 +148,7 @@ class Reproductions:
         """Open a reproduction and queue its experiments; return it, and whether it was opened.
 
         With `until`, seeds are added until the primary claim is decided. If that was asked for
-        within other limits before, it goes on from the seeds that exist; one that is open takes new
-        limits of its owner. `resources` are those of a
+        within other limits before, it goes on from the seeds that exist. `resources` are those of a
         trial; None: those that the suite names.
 
         The same request gives the same reproduction. It is opened again if it failed or was
@@ -158,6 +157,7 @@ class Reproductions:
 
         Raises:
             UnknownSuiteError: if there is no suite of this name.
+            ConflictError: if it is open within other limits.
             QuotaExceededError: if the owner may not have its experiments.
             StorageError: if it cannot be written to the folder, or results that are taken up to
                 the store.
@@ -168,10 +168,7 @@ class Reproductions:
             if earlier is not None and earlier.until is not None and until is not None:
                 until = replace(until, looks=earlier.until.looks)
             if earlier is not None and earlier.state in OPEN and until is not None:
-                named = (until.core_hours, until.most) != (None, MOST_SEEDS)
-                if named and earlier.owner == owner:  # who follows it names none
-                    limited = replace(earlier, until=until).to_job()
-                    return ReproductionRecord.of(self.jobs.put(limited)), False
+                _require_same_limits(earlier, until)
             if earlier is not None and (
                 earlier.state in OPEN or (self._is_complete(earlier) and earlier.until == until)
             ):
@@ -345,7 +342,7 @@ class Reproductions:
     ) -> ReproductionRecord:
         """Replace fields of a reproduction and write it; return what is stored.
 
-        One that was cancelled stays so, and one that was asked for anew keeps what it got then.
+        One that was cancelled stays so, and one that was asked for anew keeps its experiments.
         What failed before this step counts no longer: a reproduction may take weeks, with many a
         night without its store.
         """
@@ -354,14 +351,9 @@ class Reproductions:
             stored = ReproductionRecord.of(now)
             return stored.state == "cancelled" or stored.posted != found.posted
 
-        changed = replace(found, **changes)
-        stored = ReproductionRecord.find(self.jobs, found.id)
-        if changed.until is not None and stored is not None and stored.until is not None:
-            until = replace(stored.until, looks=changed.until.looks)  # its owner may set new limits
-            changed = replace(changed, until=until)
-        job = changed.to_job()
-        job.tries = 0
-        return ReproductionRecord.of(self.jobs.put(job, is_another, patience))
+        changed = replace(found, **changes).to_job()
+        changed.tries = 0
+        return ReproductionRecord.of(self.jobs.put(changed, is_another, patience))
 
     def finish(self, found: ReproductionRecord, outcome: ReportOutcome) -> ReproductionRecord:
         """Record how the report of a reproduction ended."""
@@ -397,6 +389,18 @@ class Reproductions:
                     with suppress(WrongStateError):
                         self.record.cancel(each.id)
         return changed
+
+
+def _require_same_limits(earlier: ReproductionRecord, until: Until) -> None:
+    """Refuse other limits for one that is open; who follows it names none."""
+    asked, has = (until.core_hours, until.most), earlier.until
+    if has is None or asked in ((None, MOST_SEEDS), (has.core_hours, has.most)):
+        return
+    hours = "any number of" if has.core_hours is None else f"{has.core_hours:g}"
+    raise ConflictError(
+        f"reproduction {earlier.id} is open, with {has.most} seeds at most and {hours} core hours: "
+        "cancel it, and ask again with other limits; it goes on from the seeds that exist"
+    )
 
 
 def read_resources(stored: Mapping[str, JsonValue] | None) -> ResourcesConfig | None:

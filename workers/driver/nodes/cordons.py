@@ -99,9 +99,10 @@ class Cordons:
         return node is not None and bool(self.find_nodes() - {node})
 
     def has_gone(self, node: str | None) -> bool:
-        """Tell whether a node is none of the cluster's any more."""
+        """Tell whether a node is none of the cluster's any more, or did not answer just now."""
         nodes = self.find_nodes()
-        return node is not None and NOWHERE not in nodes and node not in nodes
+        is_there = node in nodes or node in self.draining or NOWHERE in nodes
+        return node is not None and (not is_there or node in self._silent)
 
     def cordon(self, node: str | None, host: str | None, cause: str, longest: float) -> str:
         """Cordon a node for a while, and return the words for its trial."""

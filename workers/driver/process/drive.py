@@ -39,7 +39,8 @@ def drive(content: bytes, tell: Callable[[Death | None], None]) -> Death | None:
         order: DriverOrder = pickle.loads(content)
     except Exception as error:
         logger.exception("a driver could not read what it was told")
-        return Death(f"{OTHER_CODE} ({error!r})", "code")
+        death = explain(error)
+        return death if death.cause != "failure" else Death(f"{OTHER_CODE} ({error!r})", "code")
     setproctitle(f"{TITLE} {order.experiment}")
     logs.name_process(order.experiment)
     begin_driver(order.options)

@@ -214,7 +214,8 @@ class Recorder(tune.Callback):
 
         A process that ended itself, because its trial held too much memory, has failed: another
         attempt would need as much. A process that Ray or the kernel ended because its node had no
-        memory left has not failed, and neither has one that could not start: its node is left out.
+        memory left has not failed. Where none could start, its node is left out, if there are
+        others.
         """
         order, loss = trial.order, trial.loss
         if (words := read_last_words(order)) is not None:
@@ -224,9 +225,11 @@ class Recorder(tune.Callback):
         cause, place = getattr(loss, "cause", None), None
         if isinstance(loss, MemoryShortageError) or isinstance(cause, ForkedShortError):
             by = "memory"
-        elif isinstance(loss, RayActorError) and loss.actor_init_failed and loss.actor_id:
+        elif isinstance(loss, RayActorError) and loss.actor_id:
             place = place_actor(loss.actor_id, order)
-            by = "process" if place is None else "node"
+            node = None if place is None else place.node_id
+            if loss.actor_init_failed and self._sweep.cordons.has_others(node):
+                by = "node"
         loss = cause if isinstance(cause, ForkedEndedError | StaleWriteError) else loss
         words = "unknown" if loss is None else str(loss).strip()[:LONGEST_CAUSE]
         self._sweep.lose(order.number, order.attempt, words, by=by, place=place)
