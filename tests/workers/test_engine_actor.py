@@ -90,7 +90,7 @@ def test_trials_join_until_all_slots_are_taken(actor, engine):
 
 def test_one_that_nobody_joins_ends(actor, monkeypatch):
     ended: list[int] = []
-    monkeypatch.setattr(engine_actor.os, "_exit", ended.append)
+    monkeypatch.setattr(module.os, "_exit", ended.append)
     actor._end_unless_joined()
     assert ended == [0]
 
