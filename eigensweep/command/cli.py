@@ -456,7 +456,8 @@ def _show_deeds(action: Action, found: list[DoneJson]) -> None:
     place = {"archive": ", and archived", "unarchive": ", and in lists again"}.get(action, "")
     for each in found:
         if each["problem"] is None:
-            state = (each["state"] or f"done with: {action}").replace("_", " ")
+            known = each["state"] or ("gone" if action == "delete" else "as asked")
+            state = known.replace("_", " ")
             typer.echo(f"{each['id']} is {state}{place}")
         else:
             typer.echo(f"error: {each['problem']}", err=True)

@@ -359,9 +359,8 @@ def machine_words(shown: Iterable[Shown]) -> list[str]:
                     seconds[machine] += seed.seconds
     lines = []
     for (processor, note), spent in seconds.items():
-        used = "".join(
-            f", {' or '.join(sorted(each))}" for each in [threads[processor, note]] if each
-        )
+        known = " or ".join(sorted(threads[processor, note]))
+        used = f", {known}" if known else ""
         beside = (note or "nobody has said so").rstrip(".")
         lines.append(
             f"- {processor}{used}, {spent / 3600:.1f} hours of training, evaluations included. "
