@@ -65,7 +65,7 @@ LIVE: Final = ("mlflow/artifacts", "analyses", "reproductions")
 """Folders whose files are written whole, and copied as they are."""
 ROOTS: Final = (RECORD, "mlflow", "optuna", "storage", "analyses", "reproductions")
 """What an archive may hold, besides its manifest; an older one has Optuna's journals, too."""
-HOLD_SECONDS: Final = 300.0
+HOLD_SECONDS: Final = 900.0
 """How long posts and drivers wait for a backup at most: a store may hang for a night."""
 BUSY_SECONDS: Final = 60.0
 """How long to wait for another writer of a database."""
@@ -164,9 +164,11 @@ def back_up(settings: Settings, file: Path) -> Manifest:
             try:
                 call_aside(partial(shots.take, trials), "backup").result(HOLD_SECONDS)
             except TimeoutError as error:
+                shots.is_abandoned = True
                 raise BackupError(
-                    f"the store {place} was not read within {HOLD_SECONDS:.0f} s, while posts and "
-                    "drivers wait: make the backup when it answers"
+                    f"what trains now was not read from the store {place} within "
+                    f"{HOLD_SECONDS:.0f} s, and posts and drivers wait no longer: make the backup "
+                    "when the store answers, or while less trains"
                 ) from error
         with _write_new(file) as target:
             return _write_archive(target, settings, copies, shots)
@@ -231,7 +233,9 @@ def _find_record(settings: Settings) -> _SqliteRecord | _PostgresqlRecord:
 @contextmanager
 def _make_staging(folder: Path, prefix: str) -> Iterator[Path]:
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as made:
+    with tempfile.TemporaryDirectory(
+        prefix=prefix, dir=folder, ignore_cleanup_errors=True
+    ) as made:  # the next backup removes what stays
         yield Path(made)
 
 
@@ -343,6 +347,8 @@ class _StoreCopy:
         self._wanted: list[_TrialRow] = []
         self._copied: dict[str, list[Path]] = {}
         """The files of each trial, by its place."""
+        self.is_abandoned = False
+        """Whether nobody waits for what is still to be copied."""
 
     def take(self, trials: Iterable[_TrialRow], only_ended: bool = False) -> None:
         """Copy trials, but those that were copied before and have not changed since.
@@ -374,6 +380,8 @@ class _StoreCopy:
         for seed in self._store.files.names(place):
             key = f"{place}/{seed}"
             target = self.staging / key
+            if self.is_abandoned:
+                return
             target.mkdir(parents=True)
             copy_out(self._store, key, target, trial.attempt)
         self._copied[place] = _list_files(self.staging / place)

@@ -104,7 +104,7 @@ class ClusterProcess:
 
     @property
     def _ray_problem(self) -> str | None:
-        if self._problem is not None or self._look is None:
+        if self._problem is not None:
             return self._problem
         silent = time.monotonic() - self._heard
         if silent < SILENT_SECONDS:
@@ -163,7 +163,8 @@ class ClusterProcess:
 
     def _note_silence(self) -> None:
         """Say in the log that Ray does not answer, and that it does; end it if it is for long."""
-        problem = None if self._look is None else self._ray_problem
+        is_starting = self._look is None and self._problem is not None
+        problem = None if is_starting else self._ray_problem
         if self._is_silent != (problem is not None):
             self._is_silent = problem is not None
             logger.warning("%s", problem or "Ray answers again")

@@ -19,7 +19,16 @@ from pathlib import Path
 from typing import Final
 
 from filelock import FileLock, Timeout
-from sqlalchemy import Connection, NullPool, create_engine, make_url, select, text, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    NullPool,
+    create_engine,
+    make_url,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from eigensweep.service.record.errors import NotLeadingError
@@ -265,9 +274,8 @@ class Leadership(database.AtDatabase):
         Raises:
             NotLeadingError: if this service does not lead.
         """
-        told = select(Leader.term, Leader.since).with_for_update(read=True)
-        in_force = rows.execute(told).first()
-        if self.term is None or in_force is None or tuple(in_force) != (self.term, self._began):
+        mine = select(Leader.id).where(*self._in(self.term)).with_for_update(read=True)
+        if self.term is None or rows.execute(mine).first() is None:
             self.term = None
             raise NotLeadingError(f"only the leader does this, and {self.words}")
 
@@ -285,12 +293,16 @@ class Leadership(database.AtDatabase):
             # A connection that was cut is made anew at once, before others take the lead.
             pause = 0.0 if was_sure and self.problem is not None else LOOK_SECONDS
 
+    def _in(self, term: int | None) -> tuple[ColumnElement[bool], ...]:
+        """Return the condition for the row of this service's term.
+
+        A standby that takes over may lack the last term, and give its number once more.
+        """
+        return Leader.id == THE_ROW, Leader.term == term, Leader.since == self._began
+
     def _beat(self, term: int) -> bool:
         """Write down that this service lives; return whether it still leads."""
-        # A standby that takes over may lack the last term, and give its number once more.
-        mine = update(Leader).where(
-            Leader.id == THE_ROW, Leader.term == term, Leader.since == self._began
-        )
+        mine = update(Leader).where(*self._in(term))
         beat = mine.values(heartbeat_at=time.time()).returning(Leader.term)
         if self.serves:
             beat = beat.values(about=self._about)

@@ -326,7 +326,7 @@ class Settings(BaseSettings):
     None: 2, and 8 on a running Ray cluster.
     """
     retries: int = Field(default=3, ge=0)
-    """How often a trial is started again after its process was lost, and not its node or memory."""
+    """How often a trial is started again after its process was lost, and not its node."""
     checkpoint_seconds: float = Field(default=10.0, gt=0)
     """Seconds of training that a lost process costs at most."""
     least_free_mb: float = Field(default=512, ge=0, allow_inf_nan=False)

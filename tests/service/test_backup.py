@@ -257,7 +257,7 @@ class TestWhileItRuns:
 
         monkeypatch.setattr(backup._StoreCopy, "take", hang)
         monkeypatch.setattr(backup, "HOLD_SECONDS", 0.2)
-        with pytest.raises(BackupError, match="was not read within"):
+        with pytest.raises(BackupError, match="posts and drivers wait no longer"):
             back_up(settings, tmp_path / "a.tar.gz")
         with closing(sqlite3.connect(settings.home / backup.RECORD, timeout=1)) as record:
             record.execute("BEGIN IMMEDIATE")

@@ -288,16 +288,21 @@ class TestTheServer:
 
     @pytest.mark.parametrize(
         ("status", "kills", "kind"),
-        [(-9, 1, ForkedShortError), (-9, 0, ForkedEndedError), (-11, 1, ForkedEndedError)],
+        [
+            *[(-9, 1, ForkedShortError), (-9, 0, ForkedEndedError), (-11, 1, ForkedEndedError)],
+            *[(0, 1, ForkedEndedError), (None, 1, ForkedShortError), (None, 0, ForkedEndedError)],
+        ],
     )
     def test_tells_a_kill_for_lack_of_memory(self, monkeypatch, status, kills, kind):
         (lifeline, server), (own, other) = socket.socketpair(), socket.socketpair()
         counts = iter([5, 5 + kills])
         monkeypatch.setattr(forked, "count_kills", lambda: next(counts))
         left = Forked(lifeline, Connection(own.detach()))
-        server.send(str(status).encode())
+        if status is not None:
+            server.send(str(status).encode())
+        server.close()
         other.close()
-        with server, pytest.raises(ForkedEndedError) as told:
+        with pytest.raises(ForkedEndedError) as told:
             left.train()
         assert type(told.value) is kind
         left.close()

@@ -25,8 +25,8 @@ LOOKS = 20
 """The least number of looks at a trial within its patience."""
 LEAST_REST = 4.0
 """A pause after a look, in times of the look: the driver does nothing else while it looks."""
-SHORT_SECONDS = 2.0
-"""The longest that a read takes of a store that is well."""
+SLOW_SECONDS = 2.0
+"""The longest that a look at a replicate takes in a store that is well."""
 LEAST_SHARE = 0.01
 """The part of its budget after which it is told how far a trial has come."""
 LONGEST_UNTOLD = 60.0
@@ -99,22 +99,21 @@ class StallWatch:
             self._blind_since = None
         entries = {entry.number: entry for entry in running()}
         self._watched = {n: w for n, w in self._watched.items() if n in entries}
-        found, longest, begun = list[Stall](), 0.0, now
+        found, rest = list[Stall](), 0.0
         try:
             for entry in entries.values():
                 begun = self._clock()
                 if (stall := self._look_at_trial(entry, now)) and entry.number not in in_lanes:
                     found.append(stall)
-                longest = max(longest, self._clock() - begun)
+                # A read that hung counts for a slow one.
+                slow = SLOW_SECONDS * entry.config.get("replicates", 1)
+                rest += LEAST_REST * min(self._clock() - begun, slow)
         except StorageError as error:
             logger.warning("cannot see whether trials come on: %s", error)
             self.be_blind()
             return []
         finally:
-            longest = max(longest, self._clock() - begun)
             took = self._clock() - now
-            # The longest read may be one that hung, and counts for a short one.
-            rest = LEAST_REST * (took - longest + min(longest, SHORT_SECONDS))
             self._look_at = max(now + self._pause, now + took + rest)
         if took > self._pause:  # the store hung, and for the trials, too
             self._forgive(took)

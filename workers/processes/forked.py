@@ -128,12 +128,12 @@ class Forked:
         what = f"process {self.pid}" if self.pid else "the process"
         what += " that was forked for this trial has ended"
         self._lifeline.settimeout(STATUS_SECONDS)
-        status = 0
+        status: int | None = None  # nobody has told it, as where the server has ended, too
         with suppress(OSError):
             if told := self._lifeline.recv(LONGEST_STATUS):
                 status = int(told)
                 what += f" {describe_status(status)}"
-        if status in (0, -signal.SIGKILL) and count_kills() > self._kills:  # 0: nobody has told
+        if status in (None, -signal.SIGKILL) and count_kills() > self._kills:
             return ForkedShortError(
                 f"{what}: its machine had no memory left, and the kernel ended it"
             )

@@ -258,7 +258,7 @@ class SuiteEntry(SuiteListing):
     "/reproductions",
     status_code=201,
     summary="Post a reproduction",
-    responses=describe_errors(404)
+    responses=describe_errors(404, 409)
     | {
         200: {
             "model": ReproductionNow,

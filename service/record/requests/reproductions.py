@@ -167,10 +167,11 @@ class Reproductions:
             earlier = ReproductionRecord.find(self.jobs, id)
             if earlier is not None and earlier.until is not None and until is not None:
                 until = replace(until, looks=earlier.until.looks)
-            if earlier is not None and earlier.state in OPEN and until is not None:
-                _require_same_limits(earlier, until)
+            is_open = earlier is not None and earlier.state in OPEN
+            if earlier is not None and is_open and until is not None and earlier.owner == owner:
+                _require_same_limits(earlier, until)  # others follow it
             if earlier is not None and (
-                earlier.state in OPEN or (self._is_complete(earlier) and earlier.until == until)
+                is_open or (self._is_complete(earlier) and earlier.until == until)
             ):
                 return earlier, False
             specs = make_specs(name, budget, resources=resources)
@@ -393,8 +394,10 @@ class Reproductions:
 
 def _require_same_limits(earlier: ReproductionRecord, until: Until) -> None:
     """Refuse other limits for one that is open; who follows it names none."""
-    asked, has = (until.core_hours, until.most), earlier.until
-    if has is None or asked in ((None, MOST_SEEDS), (has.core_hours, has.most)):
+    has = earlier.until
+    if has is None or (
+        until.core_hours in (None, has.core_hours) and until.most in (MOST_SEEDS, has.most)
+    ):
         return
     hours = "any number of" if has.core_hours is None else f"{has.core_hours:g}"
     raise ConflictError(

@@ -34,7 +34,7 @@ def find_place(actor: Any, order: Order) -> Place | None:
 def place_actor(actor_id: str, order: Order) -> Place | None:
     """Return the same for Ray's id of the process, which may have ended."""
     found = _find_process(actor_id)
-    if found is None:
+    if found is None or not found[0]:
         return None
     node, pid = found
     device = "cuda" if order.resources.get("GPU") else "cpu"
