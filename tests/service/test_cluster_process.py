@@ -171,7 +171,7 @@ def test_a_death_after_a_silence_of_ray_is_not_the_drivers_own(cluster, monkeypa
     wait_until(lambda: later.state() == "died")
 
 
-def test_a_ray_that_is_silent_from_the_first_look_on_is_a_problem(cluster, monkeypatch):
+def test_a_ray_that_is_silent_from_the_start_is_a_problem(cluster, monkeypatch):
     monkeypatch.setattr(cluster, "_look", None)
     cluster._take("ready", cluster._place)
     assert cluster.problem is None

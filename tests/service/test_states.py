@@ -380,7 +380,7 @@ def test_a_bulk_tells_what_was_done_before_the_database_left(
     answer = client.post("/v1/experiments/bulk", json={"action": "cancel", "ids": ids})
     first, *others = answer.json()["items"]
     assert (answer.status_code, first["state"], first["problem"]) == (200, "cancelled", None)
-    words = "the database of the record does not answer; try again soon"
+    words = "the database of the record does not answer"
     assert {(each["state"], each["problem"]) for each in others} == {(None, words)}
     (entry,) = (
         each for each in client.get("/v1/audit").json()["items"] if "bulk" in each["action"]

@@ -354,7 +354,7 @@ def test_where_there_is_no_other_node_who_cannot_start_fails(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("silent", [True, False])
-def test_a_node_that_ray_still_counts_is_gone_where_it_is_silent(tmp_path, silent):
+def test_a_silent_node_is_gone_though_ray_counts_it(tmp_path, silent):
     search, nodes = {"space": {"optimizer.lr": [1e-1]}}, {"n0", "n1"}
     found = frozenset({"n0"} if silent else ())
     b = Bench(
@@ -370,7 +370,7 @@ def test_a_node_that_ray_still_counts_is_gone_where_it_is_silent(tmp_path, silen
     assert b.sweep.entries[0].state == ("waiting" if silent else "failed")
 
 
-def test_a_node_that_goes_before_a_trial_begins_there_counts_not(tmp_path, monkeypatch):
+def test_a_node_that_goes_before_a_trial_begins_is_forgiven(tmp_path, monkeypatch):
     search, nodes = {"space": {"optimizer.lr": [1e-1]}}, {"n0", "n1"}
     b = Bench(tmp_path, spec(search), retries=0, find_nodes=lambda: nodes)
     monkeypatch.setattr(searcher, "place_actor", lambda actor, order: at(actor))

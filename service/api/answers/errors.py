@@ -323,7 +323,7 @@ def tell_database_error(error: SQLAlchemyError) -> tuple[int, str]:
     if not is_away(error):
         return 500, BUG
     what = "has no room on its disk" if is_full(error) else "does not answer"
-    return 503, f"the database of the record {what}; try again soon"
+    return 503, f"the database of the record {what}"
 
 
 def _answer_database_error(request: Request, error: Exception) -> Response:
@@ -337,7 +337,8 @@ def _answer_database_error(request: Request, error: Exception) -> Response:
         logger.log(level, told, status, request.url.path, error, extra=_find_subject(request))
     if status != 503:
         return problem(status, words)
-    return problem(503, f"{words}; nothing was changed", headers={"Retry-After": "5"})
+    detail = f"{words}; nothing was changed, try again soon"
+    return problem(503, detail, headers={"Retry-After": "5"})
 
 
 def _answer_bug(request: Request, error: Exception) -> Response:
