@@ -267,7 +267,7 @@ class Experiment(Remote):
     def retry(self) -> Self:
         """Try its failed trials again, once it is over: they go on from their last commits.
 
-        If it failed itself, all that this cut off goes on, too.
+        If the experiment itself failed, the trials that its failure cut off go on, too.
         """
         return self._act("retry")
 

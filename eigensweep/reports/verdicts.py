@@ -291,7 +291,9 @@ def judge_bounds(
     elif any_look:
         ends = find_interval(list(side.values.values()), side.domain)
     if ends is None:
-        return Judgement("not distinguishable", f"{_few(summary)}; the mean is {show(mean)}")
+        return Judgement(
+            "not distinguishable", f"{_say_too_few(summary)}; the mean is {show(mean)}"
+        )
     low, high = ends
     words = show(mean) if exact else f"{show(mean)} [{show(low)}, {show(high)}]"
     words += f", wanted {_bounds(at_least, at_most)}" + _about(side)
@@ -329,7 +331,7 @@ def judge_number(
             f"{'within' if is_near else 'more than'} {100 * tolerance:g} %",
         )
     if summary.low is None or summary.high is None or not summary.decides:
-        return Judgement("not distinguishable", _few(summary))
+        return Judgement("not distinguishable", _say_too_few(summary))
     if spread and summary.standard_error is not None:
         ours = t_quantile(summary.n - 1) * summary.standard_error
         both = hypot(ours, t_quantile(LARGE) * spread)
@@ -343,7 +345,7 @@ def judge_number(
     )
 
 
-def _few(summary: Summary) -> str:
+def _say_too_few(summary: Summary) -> str:
     if summary.n == 1:
         return "one seed gives no interval"
     equal = "" if summary.decides else "equal "

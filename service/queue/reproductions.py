@@ -240,12 +240,14 @@ class ReproductionHandler(ReadingHandler):
         if made.folder is not None:
             return made
         kept = self.reproductions.find_results(found.name, found.budget)
-        for each in kept.analyses if kept is not None and self._is_of(found, kept) else ():
+        for each in (
+            kept.analyses if kept is not None and self._has_same_results(found, kept) else ()
+        ):
             if (each.label, each.repeat) == (asked.label, asked.repeat) and each.content:
                 return made.model_copy(update={"content": each.content, "problem": None})
         return made
 
-    def _is_of(self, found: ReproductionRecord, kept: Results) -> bool:
+    def _has_same_results(self, found: ReproductionRecord, kept: Results) -> bool:
         """Return whether kept results are those of all trials here, whose weights they are of."""
         known = {
             (trial.config_hash, six_digits(value))

@@ -274,7 +274,7 @@ class Leadership(database.AtDatabase):
         Raises:
             NotLeadingError: if this service does not lead.
         """
-        mine = select(Leader.id).where(*self._in(self.term)).with_for_update(read=True)
+        mine = select(Leader.id).where(*self._of_term(self.term)).with_for_update(read=True)
         if self.term is None or rows.execute(mine).first() is None:
             self.term = None
             raise NotLeadingError(f"only the leader does this, and {self.words}")
@@ -293,7 +293,7 @@ class Leadership(database.AtDatabase):
             # A connection that was cut is made anew at once, before others take the lead.
             pause = 0.0 if was_sure and self.problem is not None else LOOK_SECONDS
 
-    def _in(self, term: int | None) -> tuple[ColumnElement[bool], ...]:
+    def _of_term(self, term: int | None) -> tuple[ColumnElement[bool], ...]:
         """Return the condition for the row of this service's term.
 
         A standby that takes over may lack the last term, and give its number once more.
@@ -302,7 +302,7 @@ class Leadership(database.AtDatabase):
 
     def _beat(self, term: int) -> bool:
         """Write down that this service lives; return whether it still leads."""
-        mine = update(Leader).where(*self._in(term))
+        mine = update(Leader).where(*self._of_term(term))
         beat = mine.values(heartbeat_at=time.time()).returning(Leader.term)
         if self.serves:
             beat = beat.values(about=self._about)

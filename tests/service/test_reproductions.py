@@ -290,17 +290,19 @@ class TestResults:
     def test_analyses_of_other_trainings_are_not_taken_up(self, client, reproducer, kept):
         (found,) = client.app.state.service.reproductions.list()
         results = read_results((kept / name_file(NAME, "short")).read_bytes())
-        assert reproducer.reports._is_of(found, results)
+        assert reproducer.reports._has_same_results(found, results)
         (experiment,) = results.experiments
         first = experiment.trials[0].model_copy(update={"config_hash": "of another version"})
         other = experiment.model_copy(update={"trials": (first, *experiment.trials[1:])})
         others = results.model_copy(update={"experiments": [other]})
-        assert not reproducer.reports._is_of(found, others)
+        assert not reproducer.reports._has_same_results(found, others)
         first = experiment.trials[0]
         elsewhere = first.model_copy(update={"result": first.result | {"value": 0.123}})
         other = experiment.model_copy(update={"trials": (elsewhere, *experiment.trials[1:])})
         others = results.model_copy(update={"experiments": [other]})
-        assert not reproducer.reports._is_of(found, others), "another machine trained them"
+        assert not reproducer.reports._has_same_results(found, others), (
+            "another machine trained them"
+        )
 
     def test_they_are_taken_up_once(self, elsewhere):
         post(elsewhere)

@@ -352,7 +352,7 @@ ACTS: Final[dict[Action, _Act]] = {
         """Queue an experiment that is over again: failed and stalled trials go on from commits.
 
         All others stay as they are. If it was cancelled, it ends as cancelled again. If it failed
-        itself, its search goes on, too, with the trials that this cut off. Answered 409 if it is
+        itself, its search goes on, too, with the trials that were cut off. Answered 409 if it is
         not over, or has not failed and no trial of it has.
         """,
     ),
