@@ -8,8 +8,9 @@ both for half a second. What counts is lane-steps by CPU second, so that other w
 matters little.
 
 On several cores, rounds alternate between the replicates one after another with one thread, the
-same with as many threads of PyTorch as cores, and so many replicates at once. What counts is the
-time that passes, so nothing else may run.
+same with as many threads of PyTorch as cores, so many replicates at once, and the replicates as
+lanes of one group and of a group for each core. What counts is the time that passes, so nothing
+else may run.
 """
 
 from __future__ import annotations
@@ -93,10 +94,12 @@ def compare(model: str, n: int, batch: int, delay: int, replicates: int) -> list
 def compare_cores(
     cores: int, model: str, n: int, batch: int, delay: int, replicates: int
 ) -> dict[str, list[float]]:
-    """Return, of each round, how many times faster than one thread several are, in two ways."""
+    """Return, of each round, how many times faster than one thread several ways are."""
     trainings = [make(model, n, batch, delay, seed) for seed in range(replicates)]
 
     def take(threads: Threads) -> float:
+        """Return the steps by second of trainings alone."""
+
         def step(training: Training) -> None:
             threads.set_up()
             for _ in range(STEPS):
@@ -104,16 +107,43 @@ def compare_cores(
 
         began = time.perf_counter()
         threads.run([partial(step, training) for training in trainings])
-        return time.perf_counter() - began
+        return replicates * STEPS / (time.perf_counter() - began)
 
-    ways = {"threads of PyTorch": Threads(1, cores), "replicates at once": Threads(cores, 1)}
+    def advance(groups: list[Group]) -> float:
+        """Return the steps by second of lanes, with a thread for each group."""
+        before = sum(each.step for group in groups for each in group.trainings)
+        began = time.perf_counter()
+        threads = Threads(len(groups), 1)
+        threads.set_up()
+        threads.run([partial(group.advance, SECONDS) for group in groups])
+        spent = time.perf_counter() - began
+        return (sum(each.step for group in groups for each in group.trainings) - before) / spent
+
+    def make_groups(count: int) -> list[Group]:
+        made = [make(model, n, batch, delay, seed) for seed in range(replicates)]
+        groups = []
+        for members in (made[k::count] for k in range(count)):
+            groups.append(Group(members[0], len(members)))
+            for training in members:
+                groups[-1].join(training)
+        return groups
+
+    one, several = make_groups(1), make_groups(cores)
+    ways: dict[str, Callable[[], float]] = {
+        "threads of PyTorch": partial(take, Threads(1, cores)),
+        "replicates at once": partial(take, Threads(cores, 1)),
+        "lanes on one core": partial(advance, one),
+        "lanes on each core": partial(advance, several),
+    }
     gains: dict[str, list[float]] = {name: [] for name in ways}
-    for number in range(1 + ROUNDS):  # the first one compiles and warms up
+    for number in range(2 + ROUNDS):  # the first two evaluate, compile and warm up
         alone = take(Threads(1, 1))
-        for name, threads in ways.items():
-            gain = alone / take(threads)
-            if number >= 1:
+        for name, act in ways.items():
+            gain = act() / alone
+            if number >= 2:
                 gains[name].append(gain)
+    for group in (*one, *several):
+        group.close()
     return gains
 
 

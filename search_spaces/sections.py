@@ -373,8 +373,8 @@ class ResourcesConfig(Strict):
         1.0,
         gt=0,
         le=1024,
-        description="CPU cores of one trial, whose replicates train at once, a core each; with "
-        "`lanes`, of all that train side by side",
+        description="CPU cores of one trial, whose replicates train at once, a core each (three or "
+        "more small ones share one, which is faster); with `lanes`, of all that train side by side",
     )
     gpus: float = Field(
         0.0,

@@ -69,6 +69,8 @@ class Client(Connection):
         """Return the spec that `source` names, with the fields in `settings` replaced."""
         if isinstance(source, Mapping):
             return with_settings(source, settings)
+        if not str(source):
+            raise InputError("the name of a spec is empty; give a file, a preset, or '-'")
         if isinstance(source, Path) or looks_like_a_file(source):
             return with_settings(read(source), settings)
         try:

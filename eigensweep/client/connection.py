@@ -215,8 +215,17 @@ class Connection:
                 return items
 
     def download(self, path: str) -> bytes:
-        """Return the bytes at a path of the API."""
-        return self._request("GET", path).read()
+        """Return the bytes at a path of the API.
+
+        Raises:
+            RefusedError: if the answer is a problem, or a page of something else that answers.
+            ServiceAwayError: if there is no answer.
+        """
+        found = self._request("GET", path)
+        is_page = found.headers.get("content-type", "").startswith("text/html")
+        if is_page and not path.endswith(".html"):
+            raise RefusedError(found.status_code, FOREIGN)
+        return found.read()
 
     def open(self, path: str, headers: dict[str, str]) -> httpx2.Response:
         """Return an answer whose body is still to come; the caller closes it.

@@ -36,13 +36,16 @@ class Remote:
         """Return where the API has the one with this id.
 
         Raises:
-            InputError: if the id is empty: the API would answer with the list of all.
+            InputError: if the id is empty: the API would answer with the list of all; or if it has
+                a slash, and leads to another part of the API.
         """
         if not id:
             raise InputError(
                 f"expected the id of an existing {cls.kind}, and got {id!r}; give an 'id' that "
                 f"GET {cls.listing_path} lists"
             )
+        if "/" in id:
+            raise InputError(f"there is no {cls.kind} '{id}': an id has no slash")
         return f"{cls.listing_path}/{quote(id, safe='')}"
 
     @classmethod

@@ -99,7 +99,10 @@ def create_user(
     trials: Trials = None,
     spec_bytes: Bytes = None,
 ) -> None:
-    """Make a user, or bring one back who was removed. Quotas that are not given do not limit."""
+    """Make a user, or bring one back who was removed.
+
+    Quotas that are not given do not limit; who is brought back keeps those of before.
+    """
     body = {"name": name, "quotas": _read_quotas(experiments, trials, spec_bytes)}
     call.tell(_find_keeper(call, "user create").post("/v1/users", body), _show_users)
 

@@ -11,6 +11,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
 import typer
 from rich.console import Console
@@ -20,6 +21,7 @@ from eigensweep.client import Client, RefusedError, ServiceAwayError
 from eigensweep.client.answers.tables import Table
 from eigensweep.client.connection import find_home, may_pass, outlast_restart, read_own_url
 from eigensweep.client.reproductions import Reproduction
+from eigensweep.client.spec_file import InputError
 from eigensweep.command.frame import FAILURE, Call
 from eigensweep.command.quickstart import NotReadyError, hear_signals, running_service
 from eigensweep.protocol.states import UNTRAINED
@@ -45,6 +47,17 @@ def choose(client: Client, budget: str) -> list[str]:
         for suite in listing
         if suite["needs"] is None and not (budget == "full" and suite["full_is_long"])
     ]
+
+
+def path_of_suite(name: str) -> str:
+    """Return where the API has a suite.
+
+    Raises:
+        InputError: if the name has dots alone, which would ask for the list.
+    """
+    if not name.strip("."):
+        raise InputError(f"expected the name of a table or figure, got {name!r}: see `--list`")
+    return f"/v1/reproduction-suites/{quote(name)}"
 
 
 def show_suites(call: Call) -> None:
@@ -78,7 +91,7 @@ def follow(
     """
     names = list(dict.fromkeys(names))
     for name in names if len(names) > 1 else ():
-        client.get(f"/v1/reproduction-suites/{name}")  # a wrong name is refused before any trains
+        client.get(path_of_suite(name))  # a wrong name is refused before any trains
     all_of_them = [client.reproduce(name, budget, **asked) for name in names]
     bar = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}")
     with Progress(
@@ -130,7 +143,8 @@ def show_end(
     elif len(ended) > 1:
         rows = [(each.name, describe_end(each)) for each in ended]
         Table(("reproduction", "verdict"), rows).show(screen)
-    for place in (out, page):
+    is_written = any(each.state == "finished" for each in ended)
+    for place in (out if is_written else None, page):
         if place is not None:
             screen.print(f"written: {place}", markup=False)
     reports = [each.content["links"]["report"].get("html") for each in ended]
@@ -153,7 +167,7 @@ def make_resources(
 
 def show_plan(client: Client, name: str, budget: str, screen: Console) -> None:
     """Print how many seeds and core hours it takes to decide differences of some sizes."""
-    plan = client.get(f"/v1/reproduction-suites/{name}")["plan"][budget]
+    plan = client.get(path_of_suite(name))["plan"][budget]
     if not plan:
         screen.print(f"{name}: more seeds decide nothing in this budget", markup=False)
     for each in plan:

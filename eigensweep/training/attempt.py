@@ -231,7 +231,8 @@ class Attempt:
         counted: list[tuple[Replicate, int]] = []
         """Each replicate, and the step up to which it counts."""
         for replicate in self.replicates:
-            counted.append((replicate, self.reported if is_over else rung))
+            replicate.counts_to = self.reported if is_over else rung
+            counted.append((replicate, replicate.counts_to))
             is_over = is_over or self._ends_all(replicate, rung)
         ended = is_over or all(r.has_ended(rung) for r in self.replicates)
         diverged = any(r.has_diverged(until) for r, until in counted)
@@ -294,7 +295,8 @@ class Replicate:
 
         `clock` gives seconds; a commit is due when enough of them have passed.
         """
-        self.training = training
+        self.training, self.counts_to = training, training.steps
+        """The training, and the step up to which its trial counts it."""
         self._store, self._clock = store, clock
         self._is_unwanted, self._is_paused = is_unwanted, is_paused
         self.evaluations: list[CurvePoint] = []
@@ -497,12 +499,14 @@ class Replicate:
     def keep_best(self) -> None:
         """Write the weights of the selected point to `best.pt`, beside the checkpoints.
 
+        Nothing is written if that point lies beyond the step up to which the trial counts it.
+
         Raises:
             StaleAttemptError: if a later attempt has begun.
             StorageError: if it cannot be written.
         """
         best = self.training.selection.best
-        if best is None:
+        if best is None or best.step > self.counts_to:
             return
         content = {
             "config": json.dumps(self.training.config.model_dump(mode="json")),

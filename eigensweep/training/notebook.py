@@ -162,7 +162,8 @@ def train(
     `data_root`, by default the folder that EIGENSWEEP_DATA_ROOT names.
 
     On one machine the numbers are those of a trial of the service with the same `resources.cpus`,
-    to the last digit. With more `cpus` so many replicates train at once, each with one core. A
+    to the last digit. With more `cpus` so many replicates train at once, each with one core; three
+    or more replicates of most networks with up to 64 units share one core, which is faster. A
     single replicate has them all: large networks train faster, and the last digits differ.
 
     Raises:

@@ -30,6 +30,7 @@ class Validators:
 
     It is made of the answer's bytes, so it follows whatever the answer is made of: rows, the clock,
     Ray's state. That takes 0.01 ms, where the record is read for 1.2 ms and an answer takes 3.5.
+    A large file has the one of Starlette, of its time and size. Weights and streams have none.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -41,9 +42,12 @@ class Validators:
             return
         known = Headers(scope=scope).get("if-none-match", "")
         held: Message | None = None
+        is_known = False
 
         async def compare(message: Message) -> None:
-            nonlocal held
+            nonlocal held, is_known
+            if is_known:
+                return  # the rest of a large file
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(raw=message["headers"])
                 headers.setdefault("Cache-Control", "private, no-cache")
@@ -53,25 +57,26 @@ class Validators:
                     return
             begin, held = held, None
             if begin is not None:
+                headers = MutableHeaders(raw=begin["headers"])
                 if not message.get("more_body", False):
-                    message = _compare(begin, message, known)
+                    tag = f'"{blake2b(message["body"], digest_size=12).hexdigest()}"'
+                    headers["ETag"] = f"W/{tag}"  # weak: compressed or not
+                else:
+                    tag = headers.get("ETag", "")
+                if tag and tag in known:
+                    is_known, message = True, _omit(begin)
                 await send(begin)
             await send(message)
 
         await self._app(scope, receive, compare)
 
 
-def _compare(begin: Message, message: Message, known: str) -> Message:
-    """Give an answer its validator; return its body, or none where the client knows it."""
-    headers = MutableHeaders(raw=begin["headers"])
-    tag = f'"{blake2b(message["body"], digest_size=12).hexdigest()}"'
-    headers["ETag"] = f"W/{tag}"  # weak: compressed or not
-    if tag not in known:
-        return message
-    begin["status"] = 304
+def _omit(begin: Message) -> Message:
+    """Say that the client has the answer already; return the body of that, which is empty."""
+    headers, begin["status"] = MutableHeaders(raw=begin["headers"]), 304
     del headers["Content-Length"], headers["Content-Type"]
     headers.add_vary_header("Accept-Encoding")  # where there is no body, `Compression` does not
-    return {**message, "body": b""}
+    return {"type": "http.response.body", "body": b""}
 
 
 class Compression(GZipMiddleware):

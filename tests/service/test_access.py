@@ -8,6 +8,7 @@ import os
 import re
 import socketserver
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from typing import Any
@@ -200,6 +201,26 @@ class TestSessions:
         assert client.get("/v1/models").status_code == 200
         monkeypatch.setattr(sessions, "LONGEST", 0.0)
         assert client.get("/v1/models").status_code == 401
+
+    def test_who_signs_out_beside_a_slow_sign_in_is_out(self, tmp_path, monkeypatch):
+        """The file of the sign-in, which was begun earlier, is not written last."""
+        known = sessions.Sessions(path := tmp_path / "sessions.json")
+        cookie, write, began = known.begin("t", "digest"), sessions.write_whole, threading.Event()
+
+        def write_slowly(*given: Any) -> None:
+            began.set()
+            time.sleep(0.3)
+            write(*given)
+
+        monkeypatch.setattr(sessions, "write_whole", write_slowly)
+        other = threading.Thread(target=known.begin, args=("t", "digest"))
+        other.start()
+        began.wait()
+        monkeypatch.setattr(sessions, "write_whole", write)
+        known.end(cookie, "digest")
+        other.join()
+        assert not sessions.Sessions(path).has(cookie, "digest")
+        assert len(json.loads(path.read_text())) == 1
 
     def test_the_file_of_sessions_holds_neither_token_nor_cookie(self, make_client, settings):
         client = make_client()

@@ -360,6 +360,30 @@ def test_no_password_is_sent_in_the_tokens_place() -> None:
     assert "secret" not in str(refused.value)
 
 
+@pytest.mark.parametrize("name", [f"{ID}/arms", f"{ID}/3", "lr/sweep"])
+def test_no_slash_leads_to_another_part_of_the_api(stub: Stub, client: Client, name: str) -> None:
+    stub.answers["/v1/experiments"] = [as_json(200, {"items": [], "next_cursor": None})]
+    with pytest.raises(InputError, match=f"there is no experiment '{name}': an id has no slash"):
+        client.experiment(name)
+
+
+def test_a_spec_without_a_name_is_told(client: Client) -> None:
+    with pytest.raises(InputError, match="the name of a spec is empty"):
+        client.submit("")
+
+
+def test_a_page_of_something_else_is_no_file(stub: Stub, client: Client) -> None:
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.send_header("Content-Type", "text/html; charset=utf-8")
+        request.end_headers()
+        request.wfile.write(b"<p>Sign in</p>")
+
+    stub.answers["/v1/experiments/x/trials.csv"] = [answer]
+    with pytest.raises(RefusedError, match="speaks another language"):
+        client.download("/v1/experiments/x/trials.csv")
+
+
 def test_a_name_like_an_id_is_looked_for(stub: Stub, client: Client) -> None:
     named = {"id": ID, "name": "20261130sweep"}
     stub.answers["/v1/experiments"] = [as_json(200, {"items": [named], "next_cursor": None})]

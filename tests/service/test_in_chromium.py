@@ -563,6 +563,7 @@ def test_a_page_a_browser_kept_is_not_shown_after_signing_out(browser, serve, le
         f"{came_back}; fetch(location.href).then(() => setTimeout(arguments[0], 500))"
     )
     assert browser.execute_script("return document.getElementById('spec').value") == "name: typed"
+    assert text_of(browser, "#announcement") == ""
     browser.delete_all_cookies()
     browser.execute_script(came_back)
     find(browser, "#token")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import shutil
 import signal
@@ -26,7 +27,8 @@ from sqlalchemy import update
 from starlette.testclient import TestClient
 
 from eigensweep.client import RefusedError, ServiceAwayError, connection
-from eigensweep.command.reproduce import follow, save_results, service_of_our_own
+from eigensweep.client.reproductions import Reproduction
+from eigensweep.command.reproduce import follow, save_results, service_of_our_own, show_end
 from eigensweep.protocol.messages import DriverOptions
 from eigensweep.reports.__main__ import main as make_report
 from eigensweep.reports.messages import ReportOutcome
@@ -698,6 +700,20 @@ class TestCommandLine:
         assert (done.exit_code, page.read_bytes()) == (2, before)
         assert "none has no results, so the page would be empty" in done.output
         assert not (tmp_path / "none").exists()
+
+    def test_a_folder_without_reports_is_not_called_written(self, client, tmp_path):
+        posted = post(client).json()
+        client.post(f"{posted['links']['self']}/cancel")
+        cancelled = client.get(posted["links"]["self"]).json()
+        screen, page = Console(file=io.StringIO(), width=500), tmp_path / "page.md"
+        show_end(client, [Reproduction(client, cancelled)], tmp_path / "out", page, screen)
+        assert screen.file.getvalue() == f"written: {page}\n"
+
+    @pytest.mark.parametrize("name", [".", ""])
+    def test_a_name_that_would_ask_for_the_list_is_refused(self, run, name):
+        done = run(name, "--until-decided")
+        assert done.exit_code == 2
+        assert "expected the name of a table or figure" in done.output
 
     def test_results_of_a_home_without_a_record_are_refused(self, run, tmp_path, monkeypatch):
         monkeypatch.setenv("EIGENSWEEP_HOME", str(tmp_path / "empty"))

@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 from helpers.played import play
+from starlette.applications import Starlette
+from starlette.responses import FileResponse
+from starlette.routing import Route
 from starlette.testclient import TestClient
+
+from eigensweep.service.api.transfer import Compression, Validators
 
 
 @pytest.fixture
@@ -26,6 +31,17 @@ class TestValidators:
             assert (again.status_code, again.content) == (304, b""), path
             assert again.headers["ETag"] == first.headers["ETag"]
             assert "content-length" not in again.headers
+
+    def test_a_large_file_that_is_known_is_not_sent_again(self, tmp_path):
+        (file := tmp_path / "large.svg").write_bytes(b"<svg/>" * 20_000)  # it comes in pieces
+        app = Starlette(routes=[Route("/v1/file", lambda _: FileResponse(file))])
+        client = TestClient(Compression(Validators(app)))
+        first = client.get("/v1/file")
+        known = {"If-None-Match": first.headers["ETag"]}
+        again = client.get("/v1/file", headers=known)
+        assert (again.status_code, again.content) == (304, b"")
+        file.write_bytes(b"<svg/>" * 30_000)
+        assert len(client.get("/v1/file", headers=known).content) == 180_000
 
     def test_one_that_has_changed_is_sent(self, client, here):
         known = {"If-None-Match": client.get(here).headers["ETag"]}

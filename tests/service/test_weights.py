@@ -10,6 +10,7 @@ import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -39,6 +40,7 @@ from eigensweep.store.checkpoints import Store, pack, replicate_key, trial_key
 from eigensweep.store.commits.curves import CurvePoint
 from eigensweep.store.commits.kept_files import BEST
 from eigensweep.store.commits.stored_commits import PIECE
+from eigensweep.store.places.durable_files import StorageError
 from eigensweep.store.upkeep.thinning import thin_out
 from eigensweep.training.lanes.replicates import open_attempt
 from eigensweep.training.printed import Printed
@@ -220,6 +222,23 @@ class TestTheRoute:
         assert max(sizes) <= PIECE
         if settings.storage is None:
             assert 0 < most < 24 * PIECE
+
+    def test_a_store_that_goes_away_at_the_first_piece_is_told(
+        self, client, ledger, settings, monkeypatch
+    ):
+        files = type(Store(settings.storage_folder).files)
+        whole = files.open
+
+        def open_badly(self: Any, path: str) -> Any:
+            with whole(self, path):
+                return SimpleNamespace(seek=fail, read=fail)
+
+        def fail(*_: int) -> bytes:
+            raise StorageError("the store is away")
+
+        monkeypatch.setattr(files, "open", open_badly)
+        answer = client.get(f"/v1/experiments/{ledger.experiment_id}/trials/0/weights")
+        assert answer.status_code == 503
 
     def test_says_what_is_missing(self, client, own_ledger, settings):
         here = f"/v1/experiments/{own_ledger.experiment_id}/trials"

@@ -49,6 +49,20 @@ class TestReplicatesInLanes:
         assert states(tmp_path / "killed") == states(tmp_path / "whole")
         assert curves(tmp_path / "killed") == curves(tmp_path / "whole")
 
+    @pytest.mark.parametrize("kind", [Attempt, AttemptInLanes])
+    def test_no_weights_are_kept_that_the_result_does_not_count(self, tmp_path, kind):
+        """One seed diverges at step 10, where the others have come to step 10, or not."""
+        attempt = kind(replace(order(tmp_path, replicates=3), seeds_go_on=False), "cpu")
+        first, *others = attempt.replicates
+        first.training.selection._is_too_high = lambda _: first.training.step > 5
+        *_, last = to_the_end(attempt)
+        assert (last.outcome, last.step) == ("diverged", 10)
+        counted = {each.seed: each.best_step for each in last.result.by_replicate}
+        assert [counted[each.training.seed] for each in others] == [5, 5]
+        for seed in SEEDS:
+            kept = Store(tmp_path).kept.best(f"e1/00003/{seed}")
+            assert kept is None or kept["step"] == counted[seed]
+
     def test_a_cancelled_experiment_ends_them(self, tmp_path):
         attempt = AttemptInLanes(order(tmp_path, replicates=3), "cpu")
         attempt.replicates[0].training.evaluate_every = 1  # it looks after each evaluation

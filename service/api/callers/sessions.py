@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import json
 import secrets
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -30,12 +31,14 @@ MOST: Final = 1000
 class Sessions:
     """The sessions of browsers. A file keeps them, so that they outlive the service's process.
 
-    It holds when each began, under a digest of its cookie.
+    It holds when each began, under a digest of its cookie. Threads may share it.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._began: dict[str, float] = {}
+        self._turn = threading.Lock()
+        """Held while the file is written: an older content must not come last."""
         with suppress(OSError, ValueError, TypeError, AttributeError):
             content = json.loads(path.read_bytes())
             self._began = {str(digest): float(at) for digest, at in content.items()}
@@ -52,8 +55,9 @@ class Sessions:
             StorageError: if it cannot be written.
         """
         cookie, now = f"{token_id}.{secrets.token_urlsafe(32)}", time.time()
-        alive = {digest: at for digest, at in self._began.items() if now - at < LONGEST}
-        self._keep(dict([*alive.items(), (_digest(cookie, token_digest), now)][-MOST:]))
+        with self._turn:
+            alive = {digest: at for digest, at in self._began.items() if now - at < LONGEST}
+            self._keep(dict([*alive.items(), (_digest(cookie, token_digest), now)][-MOST:]))
         return cookie
 
     def end(self, cookie: str, token_digest: str) -> None:
@@ -63,8 +67,9 @@ class Sessions:
             StorageError: if it cannot be written; the session has ended until the next start.
         """
         ended = _digest(cookie, token_digest)
-        if ended in self._began:
-            self._keep({digest: at for digest, at in self._began.items() if digest != ended})
+        with self._turn:
+            if ended in self._began:
+                self._keep({digest: at for digest, at in self._began.items() if digest != ended})
 
     def _keep(self, began: dict[str, float]) -> None:
         self._began = began

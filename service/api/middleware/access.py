@@ -172,7 +172,8 @@ class Access:
             return sign_in.ask_to_sign_in(str(error), place=place)
         request.state.caller = Caller(grant.user, grant.scope, grant.token_id, address)
         request.state.told = "signed in"
-        return sign_in.lead_back(request, place, self._sessions.begin(grant.token_id, grant.digest))
+        cookie = await run_in_threadpool(self._sessions.begin, grant.token_id, grant.digest)
+        return sign_in.lead_back(request, place, cookie)
 
     async def _sign_out(self, request: Request) -> Response:
         """End the browser's session here and there, and lead to the page that says so."""

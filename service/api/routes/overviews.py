@@ -349,13 +349,14 @@ def get_weights(
             "removed (`eigensweep prune`; a reused result has those of the trial that trained "
             "it), or it has committed none"
         )
+    size, first = service.store.ask(lambda _: _begin(file))  # an answer that has begun cannot fail
     name = f"{id}-{number}-seed-{chosen}-{which}.pt"
     headers = {
         "Content-Disposition": f'attachment; filename="{name}"',
         "X-Content-Type-Options": "nosniff",
-        "Content-Length": str(file.seek(0, os.SEEK_END)),
+        "Content-Length": str(size),
     }
-    return StreamingResponse(_read(service, file), headers=headers, media_type=PT)
+    return StreamingResponse(_read(service, file, first), headers=headers, media_type=PT)
 
 
 @router.get(
@@ -381,11 +382,18 @@ def get_logs(service: TheService, id: ExperimentId, number: TrialNumber) -> Resp
     return PlainTextResponse(text, headers={"X-Content-Type-Options": "nosniff"})
 
 
-def _read(service: Service, file: IO[bytes]) -> Iterator[bytes]:
+def _begin(file: IO[bytes]) -> tuple[int, bytes]:
+    """Return the size of a file, and its first piece."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    return size, file.read(PIECE)
+
+
+def _read(service: Service, file: IO[bytes], piece: bytes) -> Iterator[bytes]:
     with file:
-        file.seek(0)
-        while piece := service.store.ask(lambda _: file.read(PIECE)):
+        while piece:
             yield piece
+            piece = service.store.ask(lambda _: file.read(PIECE))
 
 
 def make_arms(experiment: ExperimentRow, arms: Sequence[ArmRecord]) -> Arms:

@@ -64,6 +64,7 @@ class Program:
         self._task = like.task
         self._scored_singly: set[Split] = set()
         self._model = copy.deepcopy(like.model)
+        self._configs = [like.model.config] * lanes
         probe = _probe(like)
         is_static = self.device.type != "cpu" if static is None else static
         self._stack = stack = Stack([like.model] * lanes, host_values=is_static)
@@ -251,6 +252,7 @@ class Program:
     def load(self, lane: int, training: Training) -> None:
         """Put a training's tensors into a lane; it runs from the next step on."""
         self._put(lane, training.model.state_dict(), self._flat, self._fixed, self._buffers)
+        self._configs[lane] = training.model.config
         for name, value in self._stack.extra_buffers(training.model).items():
             self._extra[f"model.{name}"][lane] = value
         config = training.config.optimizer
@@ -311,8 +313,14 @@ class Program:
             return {lane: self._score_alone(split, lane) for lane in lanes}
 
     def _score_alone(self, split: Split, lane: int) -> Metrics:
-        self._model.load_state_dict(self.weights(lane))
-        return evaluate(self._model, self._task, split, str(self.device))
+        model = self._become(lane, self.weights(lane))
+        return evaluate(model, self._task, split, str(self.device))
+
+    def _become(self, lane: int, weights: Weights) -> Model:
+        """Return a model with these weights and the config of a lane, whose numbers are its own."""
+        self._model.config = self._configs[lane]
+        self._model.load_state_dict(weights)
+        return self._model
 
     def _tensors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return parameters and buffers of all lanes, by name."""
@@ -331,8 +339,7 @@ class Program:
             for lane, given in weights.items():
                 self._put(lane, given, self._flat, self._fixed, self._buffers)
                 if self._stack.reads_host_values:
-                    self._model.load_state_dict(given)
-                    for name, value in self._model.host_values().items():
+                    for name, value in self._become(lane, given).host_values().items():
                         self._extra[f"model.{name}"][lane] = value
             yield
         finally:

@@ -96,7 +96,7 @@ async function update() {
   document.dispatchEvent(new CustomEvent("updated", { detail: { isOver, looks } }));
   const ended = await Promise.allSettled(looks);
   if (!isOver || !isWhole || ended.some((each) => each.status === "rejected" && mayPass(each.reason))) return false;
-  announce("It is over.");
+  if (refresh) announce("It is over."); // else it was over before
   return true;
 }
 
