@@ -15,7 +15,7 @@ import typer
 
 from eigensweep.client import Client
 from eigensweep.client.answers.tables import Table
-from eigensweep.command.frame import FAILURE, Call, command, read_seconds
+from eigensweep.command.frame import Call, FailedError, command, read_seconds
 
 ScopeName = Literal["read", "submit", "admin"]
 
@@ -162,20 +162,16 @@ def _find_keeper(call: Call, command: str) -> Client:
     """Return who keeps users and tokens: the service whose address was given, else the database."""
     if call.has_address:
         return call.client
-    from pydantic import ValidationError
     from sqlalchemy.exc import SQLAlchemyError
 
     from eigensweep.command.local import open_accounts
-    from eigensweep.service.settings import StartError, explain_settings
+    from eigensweep.service.settings import StartError
 
-    title = "This cannot be done"
     try:
         return open_accounts(command)
-    except ValidationError as error:
-        call.fail("; ".join(explain_settings(error)), title)
     except (StartError, SQLAlchemyError, OSError) as error:
         words = f"{error}; give the address of a service with --url to ask it instead"
-        call.fail(words, title, FAILURE)
+        raise FailedError(words) from error
 
 
 class UserJson(TypedDict):

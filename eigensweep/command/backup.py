@@ -14,10 +14,9 @@ from shlex import quote
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 from rich.filesize import decimal
 
-from eigensweep.command.frame import FAILURE, Call
+from eigensweep.command.frame import FAILURE, Call, read_settings
 from eigensweep.search_spaces.labels import say_count
 
 TITLE = "It did not work"
@@ -29,13 +28,11 @@ def _failures(call: Call, what: str) -> Iterator[None]:
     from sqlalchemy.exc import SQLAlchemyError
 
     from eigensweep.service.process.backup import BackupError
-    from eigensweep.service.settings import StartError, explain_settings
+    from eigensweep.service.settings import StartError
     from eigensweep.store.places.durable_files import StorageError
 
     try:
         yield
-    except ValidationError as error:
-        call.fail("; ".join(explain_settings(error)), TITLE)
     except BackupError as error:
         call.fail(str(error), TITLE)
     except (OSError, sqlite3.Error, SQLAlchemyError, StartError, StorageError) as error:
@@ -63,13 +60,12 @@ def back_up(
     """
     from eigensweep.common.private_folders import private_umask
     from eigensweep.service.process.backup import back_up, name_by_time, remove_older
-    from eigensweep.service.settings import Settings
 
     folder, removed = file.expanduser().absolute(), list[Path]()
     if keep is not None and not folder.is_dir():
         call.fail(f"--keep is for a folder that is there (`mkdir`); {file} is none", TITLE)
     with _failures(call, "no backup was made"), private_umask():
-        settings = Settings()
+        settings = read_settings()
         if folder.is_dir():
             file = name_by_time(folder, settings)
         manifest = back_up(settings, file.expanduser().absolute())
@@ -109,16 +105,15 @@ def restore(
     """Make a home folder of a backup. It is there as a whole, or not at all."""
     from eigensweep.common.private_folders import private_umask
     from eigensweep.service.process.backup import restore
-    from eigensweep.service.settings import Settings
 
     if not file.exists() or file.is_dir():  # a pipe may give it, too
         call.fail(f"there is no file {file}", TITLE)
     told = {"HOME": str(home)}
     with _failures(call, "nothing was restored"), private_umask():
         if storage is not None:
-            told["STORAGE"] = storage = Settings(storage=storage).storage_folder
+            told["STORAGE"] = storage = read_settings(storage=storage).storage_folder
         if database_url is not None:
-            database_url = Settings(home=home, database_url=database_url).database
+            database_url = read_settings(home=home, database_url=database_url).database
         manifest = restore(file, home, database_url, storage)
     settings = "".join(f"EIGENSWEEP_{name}={quote(str(value))} " for name, value in told.items())
     settings += "EIGENSWEEP_DATABASE_URL=... " if database_url else ""

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -23,7 +24,8 @@ from rich.progress import (
 )
 
 from eigensweep.client.answers.tables import Table
-from eigensweep.command.frame import BAD_INPUT, FAILURE, Call, command
+from eigensweep.client.spec_file import InputError
+from eigensweep.command.frame import FAILURE, Call, FailedError, command, read_settings
 from eigensweep.search_spaces.labels import say_count
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ data = typer.Typer(
 @command(data, "list", asks=False)
 def list_corpora(call: Call) -> None:
     """List the corpora: state, size, licence and place. Does not read the files."""
-    root = _data_root()
+    root = read_settings().corpora
     rows = [_inspect(corpus, root, thorough=False) for corpus in _load_corpora(root).values()]
     _show(call, rows, ("corpus", "state", "bytes", "licence", "where", "title"))
 
@@ -56,19 +58,19 @@ def list_corpora(call: Call) -> None:
 @command(data, asks=False)
 def verify(call: Call, names: Names = None) -> None:
     """Read corpora and compare them with their digests."""
-    root = _data_root()
+    root = read_settings().corpora
     known = _choose(names, root) if names else list(_load_corpora(root).values())
     rows = [_inspect(corpus, root, thorough=True) for corpus in known]
     _show(call, rows, ("corpus", "state", "bytes", "where"), is_named=bool(names))
     states = {row["state"] for row in rows}
     if states == {"missing"} and not names:
-        _fail(f"nothing to verify in {root}; `eigensweep data fetch` gets a corpus", FAILURE)
+        raise FailedError(f"nothing to verify in {root}; `eigensweep data fetch` gets a corpus")
     if "damaged" in states or (names and "missing" in states):
         raise typer.Exit(FAILURE)
 
 
-@data.command()
-def fetch(names: Wanted) -> None:
+@command(data, asks=False)
+def fetch(call: Call, names: Wanted) -> None:
     """Download corpora from where they are published, and check their digests.
 
     A download that broke off is resumed. For a licensed corpus, print how to get it instead.
@@ -77,65 +79,59 @@ def fetch(names: Wanted) -> None:
     from eigensweep.corpora.fetching import fetch as download_corpus
     from eigensweep.corpora.importing import UnwritableError
 
-    root = _data_root()
-    corpora = _choose(names, root)
+    root = read_settings().corpora
+    corpora, done = _choose(names, root), list[CorpusRow]()
     for corpus in corpora:
         if not corpus.ways:
             how = corpus.how or "it consists of your own recordings"
-            _fail(f"{corpus.name} is never downloaded: {how}. The data root is {root}", FAILURE)
+            raise FailedError(f"{corpus.name} is never downloaded: {how}. The data root is {root}")
     for corpus in corpora:
-        typer.echo(f"{corpus.name}: {corpus.title}; {corpus.licence}")
+        typer.echo(f"{corpus.name}: {corpus.title}; {corpus.licence}", err=call.as_json)
         try:
             with _show_downloads() as on_progress:
                 copied = download_corpus(corpus, root, on_progress)
         except (FetchError, UnwritableError) as error:
-            _fail(str(error), FAILURE)
-        if copied:
-            files = say_count(len(copied), "file")
-            typer.echo(f"{corpus.name}: {files}, checked, in {corpus.find(root)}")
-        else:
-            typer.echo(f"{corpus.name} is complete in {corpus.find(root)} already")
+            raise FailedError(str(error)) from error
+        place, files = str(corpus.find(root)), say_count(len(copied), "file")
+        words = f": {files}, checked, in {place}" if copied else f" is complete in {place} already"
+        typer.echo(f"{corpus.name}{words}", err=call.as_json)
+        done.append({"corpus": corpus.name, "where": place, "files": len(copied)})
+    call.tell(done, lambda _: None)
 
 
-@data.command("import")
-def import_path(path: Source) -> None:
+@command(data, "import", asks=False)
+def import_path(call: Call, path: Source) -> None:
     """Copy corpora out of a file, a folder or an archive; files are recognised by their digests."""
     from eigensweep.corpora.importing import Importer, UnwritableError
 
-    root = _data_root()
+    root = read_settings().corpora
     importer = Importer(root, _load_corpora(root).values())
     try:
         importer.take(path)
     except UnwritableError as error:
-        _fail(str(error), FAILURE)
+        raise FailedError(str(error)) from error
     except OSError as error:
-        _fail(f"{error.filename or path}: {error.strerror or error}", BAD_INPUT)
+        raise InputError(f"{error.filename or path}: {error.strerror or error}") from error
+    say = partial(typer.echo, err=call.as_json)
     folders = [Path(place).parent for place, _ in importer.copied]
     for folder in dict.fromkeys(folders):
-        typer.echo(f"copied into {folder}: {say_count(folders.count(folder), 'file')}")
+        say(f"copied into {folder}: {say_count(folders.count(folder), 'file')}")
     if importer.kept:
-        typer.echo(f"in place already: {say_count(len(importer.kept), 'file')}")
+        say(f"in place already: {say_count(len(importer.kept), 'file')}")
     for words in importer.refused:
         typer.echo(f"not copied: {words}", err=True)
     if not importer.copied and not importer.kept:
-        _fail(f"{path} holds no file of the corpora {', '.join(_find_importable(root))}", FAILURE)
+        names = ", ".join(_find_importable(root))
+        raise FailedError(f"{path} holds no file of the corpora {names}")
     for corpus in _load_corpora(root).values():
         problem = _inspect(corpus, root, thorough=False)["problem"]
         if problem is not None and root / corpus.folder in folders:
-            typer.echo(f"not complete: {problem}")
+            say(f"not complete: {problem}")
+    copied = [place for place, _ in importer.copied]
+    done = {"copied": copied, "kept": importer.kept, "refused": importer.refused}
+    call.tell(done, lambda _: None)
     if importer.refused:
         raise typer.Exit(FAILURE)
-
-
-def _data_root() -> Path:
-    from pydantic import ValidationError
-
-    from eigensweep.service.settings import Settings, explain_settings
-
-    try:
-        return Settings().corpora
-    except ValidationError as error:
-        _fail(explain_settings(error)[0], BAD_INPUT)
 
 
 def _load_corpora(root: Path) -> dict[str, KnownCorpus]:
@@ -144,7 +140,7 @@ def _load_corpora(root: Path) -> dict[str, KnownCorpus]:
     try:
         return corpora.all_under(root)
     except OSError as error:  # a manifest cannot be read
-        _fail(f"{error.filename or root}: {error.strerror or error}", FAILURE)
+        raise FailedError(f"{error.filename or root}: {error.strerror or error}") from error
 
 
 def _find_importable(root: Path) -> list[str]:
@@ -157,7 +153,7 @@ def _choose(names: list[str], root: Path) -> list[KnownCorpus]:
         if name not in known:
             close = get_close_matches(name, known, 1)
             hint = f"; did you mean '{close[0]}'?" if close else ""
-            _fail(f"there is no corpus '{name}'; there are {', '.join(known)}{hint}", BAD_INPUT)
+            raise InputError(f"there is no corpus '{name}'; there are {', '.join(known)}{hint}")
     return [known[name] for name in dict.fromkeys(names)]
 
 
@@ -219,8 +215,3 @@ def _show_downloads() -> Iterator[OnProgress]:
             progress.update(tasks[url], completed=have, total=expected)
 
         yield on_progress
-
-
-def _fail(words: str, code: int) -> NoReturn:
-    typer.echo(f"error: {words}", err=True)
-    raise typer.Exit(code)

@@ -11,7 +11,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Concatenate, Final, NoReturn, ParamSpec, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Concatenate,
+    Final,
+    NoReturn,
+    ParamSpec,
+    get_type_hints,
+)
 
 import typer
 from typer.core import TyperCommand
@@ -21,6 +30,9 @@ from eigensweep.client.answers.answers import Answer
 from eigensweep.client.answers.tables import Table
 from eigensweep.client.spec_file import InputError
 from eigensweep.command import terminal
+
+if TYPE_CHECKING:
+    from eigensweep.service.settings import Settings
 
 FAILURE, BAD_INPUT, INTERRUPTED = 1, 2, 130
 SECONDS: Final = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -78,6 +90,10 @@ class _Command(TyperCommand):
         return extra
 
 
+class FailedError(Exception):
+    """A command cannot do its work; the message says why."""
+
+
 class Call:
     """One call of a command: the service that it asks, and what it prints."""
 
@@ -133,6 +149,8 @@ class Call:
                 yield
         except InputError as error:
             self.fail(str(error), "The input cannot be read")
+        except FailedError as error:
+            self.fail(str(error), "It did not work", FAILURE)
         except RefusedError as error:
             words = f"error: {error}"
             if error.kind in ("unauthorized", "scope-too-small"):
@@ -194,6 +212,22 @@ def command(
         return work
 
     return add
+
+
+def read_settings(**given: Any) -> Settings:
+    """Return the settings of this machine's service; those that are `given` come first.
+
+    Raises:
+        InputError: if they are wrong.
+    """
+    from pydantic import ValidationError
+
+    from eigensweep.service.settings import Settings, explain_settings
+
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        raise InputError("; ".join(explain_settings(error))) from error
 
 
 def make_folder(folder: Path) -> None:

@@ -12,17 +12,16 @@ from typing import Final
 import httpx2
 import typer
 from fastapi import FastAPI
-from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
 from eigensweep.client import Client
-from eigensweep.client.spec_file import InputError
+from eigensweep.command.frame import read_settings
 from eigensweep.common.private_folders import make_private, private_umask
 from eigensweep.service.api.routes.accounts import create_accounts_app
 from eigensweep.service.record import migrations
 from eigensweep.service.record.leadership import Leadership
 from eigensweep.service.record.sql import database
-from eigensweep.service.settings import Settings, StartError, explain_settings
+from eigensweep.service.settings import StartError
 
 PATIENCE_SECONDS: Final = 10.0
 """How long a command waits for a service that begins on a new record, and makes its schema."""
@@ -42,10 +41,7 @@ class LocalClient(Client):
         if app is None:
             from eigensweep.service.api.app import create_local_app  # it loads all pages
 
-            try:
-                app = create_local_app(Settings())
-            except ValidationError as error:
-                raise InputError("; ".join(explain_settings(error))) from error
+            app = create_local_app(read_settings())
         self._http = httpx2.Client(base_url=self.url, transport=_InProcess(app))
 
 
@@ -55,10 +51,10 @@ def open_accounts(command: str) -> Client:
     The database is made or brought to the newest schema first. The audit log names the `command`.
 
     Raises:
-        ValidationError: if the settings are wrong.
+        InputError: if the settings are wrong.
         StartError, SQLAlchemyError, OSError: if the database cannot be used.
     """
-    settings = Settings()
+    settings = read_settings()
     with private_umask():
         file = database.file_of(settings.database)
         if file is not None and settings.home in file.parents:

@@ -22,7 +22,7 @@ from eigensweep.client.answers.tables import Table
 from eigensweep.client.connection import find_home, may_pass, outlast_restart, read_own_url
 from eigensweep.client.reproductions import Reproduction
 from eigensweep.client.spec_file import InputError
-from eigensweep.command.frame import FAILURE, Call
+from eigensweep.command.frame import FAILURE, Call, read_settings
 from eigensweep.command.quickstart import NotReadyError, hear_signals, running_service
 from eigensweep.protocol.states import UNTRAINED
 
@@ -328,23 +328,19 @@ def keep_results_of_home(
     call: Call, results: Path, note: str | None, names: Collection[str] = ()
 ) -> list[Path]:
     """Keep the results of the home folder, or end with why that is not possible."""
-    from pydantic import ValidationError
     from sqlalchemy.exc import SQLAlchemyError
 
     from eigensweep.search_spaces.errors import UnknownSuiteError
     from eigensweep.search_spaces.shipped.reproductions import load_suite
     from eigensweep.service.process.backup import RECORD
-    from eigensweep.service.settings import Settings, explain_settings
     from eigensweep.store.places.durable_files import StorageError
 
     try:
         for name in names:
             load_suite(name)
-        settings = Settings()
+        settings = read_settings()
     except UnknownSuiteError as error:
         call.fail(str(error), "The input cannot be read")
-    except ValidationError as error:
-        call.fail("; ".join(explain_settings(error)), "The settings are wrong")
     if settings.database_url is None and not (settings.home / RECORD).exists():
         words = f"there is no record in {settings.home}; set EIGENSWEEP_HOME to a service's home"
         call.fail(words, "No results", FAILURE)

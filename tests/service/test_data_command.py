@@ -150,6 +150,17 @@ class TestFetching:
         assert f"downloading {server.url}/a.txt" in done.stderr
         assert [p.name for p in root.iterdir()] == ["letters"]
 
+    def test_a_program_is_told_in_json(self, root, server, publish):
+        publish(addresses(server.url))
+        where = str(root / "letters")
+        assert json.loads(run("fetch", "letters", "--json").stdout) == [
+            {"corpus": "letters", "where": where, "files": 2}
+        ]
+        assert json.loads(run("import", where, "--json").stdout)["copied"] == []
+        failed = run("fetch", "paid", "--json")
+        assert failed.exit_code == 1
+        assert "paid is never downloaded" in json.loads(failed.stderr)["detail"]
+
     def test_packed_files_and_archives_are_unpacked(self, root, server, publish):
         server.files["/a.txt.gz"] = gzip.compress(FILES["a.txt"])
         server.files["/b.tgz"] = make_tar({"deep/inside/b.bin": FILES["b.bin"]})
