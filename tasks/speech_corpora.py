@@ -195,23 +195,28 @@ def _inside(folder: Path | None, name: str) -> Path | None:
 
 def _fsdd(data_root: Path) -> RecordingList:
     """Return the spoken digits: recordings 0-4 to test, 5-9 to validate, 10-19 to train."""
-    folder = next((f for name in FSDD_FOLDERS if (f := data_root / name).is_dir()), None)
-    if folder is None:
-        raise CorpusMissingError(f"there is no {data_root / FSDD_FOLDERS[0]}. {FSDD_ORIGIN}")
-    there = {path.name for path in folder.iterdir()}
     ranges: dict[Part, range] = {"train": range(10, 20), "valid": range(5, 10), "test": range(5)}
-    paths: dict[Part, list[Path]] = {}
-    for part, numbers in ranges.items():
-        spoken = product(range(10), FSDD_SPEAKERS, numbers)
-        names = sorted(f"{digit}_{speaker}_{number}.wav" for digit, speaker, number in spoken)
-        missing = [name for name in names if name not in there]
-        if missing:
-            raise CorpusMissingError(
-                f"{folder} lacks {len(missing)} of the {len(names)} recordings to {_verb(part)}, "
-                f"such as {missing[0]}. {FSDD_ORIGIN}"
-            )
-        paths[part] = [folder / name for name in names]
-    return RecordingList(paths, FSDD_ORIGIN, together=FSDD_DIGEST)
+    wanted = {
+        part: sorted(
+            f"{digit}_{speaker}_{number}.wav"
+            for digit, speaker, number in product(range(10), FSDD_SPEAKERS, numbers)
+        )
+        for part, numbers in ranges.items()
+    }
+    problem = ""
+    for folder in filter(Path.is_dir, (data_root / name for name in FSDD_FOLDERS)):
+        there = {path.name for path in folder.iterdir()}
+        lacks = {part: [n for n in names if n not in there] for part, names in wanted.items()}
+        if not any(lacks.values()):
+            paths = {part: [folder / name for name in names] for part, names in wanted.items()}
+            return RecordingList(paths, FSDD_ORIGIN, together=FSDD_DIGEST)
+        part, missing = next((part, names) for part, names in lacks.items() if names)
+        problem = problem or (
+            f"{folder} lacks {len(missing)} of the {len(wanted[part])} recordings to "
+            f"{_verb(part)}, such as {missing[0]}"
+        )
+    problem = problem or f"there is no {data_root / FSDD_FOLDERS[0]}"
+    raise CorpusMissingError(f"{problem}. {FSDD_ORIGIN}")
 
 
 def _folder(name: str, digest: str | None, data_root: Path) -> RecordingList:

@@ -130,7 +130,7 @@ class SizeStudy(AnalysisMethod[SizeStudyOptions, ExperimentSubject, SizeStudyCon
 
     of = "experiment"
     Options = SizeStudyOptions
-    result_version = 5
+    result_version = 6
 
     def check(self, options: SizeStudyOptions, subject: ExperimentSubject) -> None:
         _parameter(options, subject)
@@ -217,7 +217,7 @@ class SizeStudy(AnalysisMethod[SizeStudyOptions, ExperimentSubject, SizeStudyCon
 
 def _baseline(subject: ExperimentSubject, split: str) -> float | None:
     """Return the baseline of the experiment's metric on the data that is shown."""
-    if split != "test_now":
+    if split != "test_now" or subject.baseline is None:  # trials may have different tasks
         return subject.baseline
     task = subject.trials[0].trial_config.task
     return task.baselines_on("test").get(subject.metric, subject.baseline)

@@ -96,8 +96,13 @@ class Spectra(AnalysisMethod[SpectraOptions, TrialSubject, SpectraContent]):
         self, options: SpectraOptions, subject: TrialSubject, folders: Folders
     ) -> Findings[SpectraContent]:
         seed = seed_of(TrialOptions(replicate=options.replicate), subject)
-        last = load_snapshot(subject, seed, folders).step
         kept = spectrum_files.read(Store(folders.storage), subject.store_key(seed))
+        try:
+            last = load_snapshot(subject, seed, folders).step
+        except ValueError:
+            if not kept:
+                raise
+            last = subject.step  # its checkpoints were removed, and its spectra were not
         last = min(last, subject.trial_config.resolve().training.steps or last)
         points = [(step, content) for step, content in kept if step <= last]
         over_training, note = bool(points), None

@@ -68,7 +68,7 @@ class Importer:
             OSError: if there is nothing at `path`.
             UnwritableError: if a file cannot be put in its place.
         """
-        parts: dict[str, dict[str, bytes]] = {}
+        parts: dict[str, dict[str, dict[str, bytes]]] = {}
         for offered in find_files(path, self._refuse):
             try:
                 self._look_at(offered)
@@ -137,41 +137,54 @@ class Importer:
         else:
             self.kept.append(str(path))
 
-    def _collect(self, offered: Offered, parts: dict[str, dict[str, bytes]]) -> None:
+    def _collect(self, offered: Offered, parts: dict[str, dict[str, dict[str, bytes]]]) -> None:
+        """Add a file to those of its corpus, by the folder that it is in and by its name."""
         for corpus in self._wholes:
             assert isinstance(corpus.contents, FileGroup)
             if offered.size <= MAX_RECORDING_BYTES and corpus.contents.names.fullmatch(
                 offered.name
             ):
-                parts.setdefault(corpus.name, {}).setdefault(offered.name, offered.read())
+                folders, place = parts.setdefault(corpus.name, {}), str(offered.place)
+                folder = folders.setdefault(place.removesuffix(offered.name), {})
+                folder.setdefault(offered.name, offered.read())
 
-    def _finish(self, corpus: KnownCorpus, files: dict[str, bytes], origin: Path) -> None:
+    def _finish(
+        self, corpus: KnownCorpus, folders: dict[str, dict[str, bytes]], origin: Path
+    ) -> None:
+        """Put a corpus of many files in its place: what a folder offers, or all together."""
         """Copy a corpus of many files if all of them were collected."""
         whole = corpus.contents
         assert isinstance(whole, FileGroup)
-        if not files:
+        every: dict[str, bytes] = {}
+        for folder in folders.values():
+            every = folder | every
+        if not every:
             return
-        if len(files) != whole.count:
+        complete = [each for each in (every, *folders.values()) if len(each) == whole.count]
+        if not complete:
             self._refuse(
-                f"{origin} has {len(files):,} files of '{corpus.name}'; all {whole.count:,} are "
+                f"{origin} has {len(every):,} files of '{corpus.name}'; all {whole.count:,} are "
                 "needed"
             )
             return
-        folder = Path(whole.folder).name
-        lines = (f"{sha256(files[name]).hexdigest()}  {folder}/{name}\n" for name in sorted(files))
-        found = sha256("".join(lines).encode()).hexdigest()
-        if found != whole.sha256:
+        files = next((each for each in complete if _digest(whole, each) == whole.sha256), None)
+        if files is None:
             self._refuse(
-                f"the files of '{corpus.name}' in {origin} have SHA-256 {found} together; "
-                f"expected {whole.sha256}"
+                f"the files of '{corpus.name}' in {origin} have SHA-256 "
+                f"{_digest(whole, complete[0])} together; expected {whole.sha256}"
             )
             return
-        for name, content in files.items():
-            path = self.data_root / whole.folder / name
-            if _holds(path, content):
-                self.kept.append(str(path))
-            else:
-                self._write(path, content, str(origin))
+        try:
+            corpus.verify(self.data_root)
+        except (CorpusMissingError, OSError):
+            for name, content in files.items():
+                path = self.data_root / whole.folder / name
+                if _holds(path, content):
+                    self.kept.append(str(path))
+                else:
+                    self._write(path, content, str(origin))
+        else:  # it may be in another of its folders
+            self.kept += [str(corpus.find(self.data_root) / name) for name in files]
 
     def _refuse(self, words: str) -> None:
         if words not in self.refused:  # each member tells of its archive's damage
@@ -184,6 +197,13 @@ class Importer:
         except (OSError, StorageError) as error:
             raise describe_write_error(path, error) from error
         self.copied.append((str(path), origin))
+
+
+def _digest(whole: FileGroup, files: dict[str, bytes]) -> str:
+    """Return the digest of the files together, as `sha256sum` lists them."""
+    folder = Path(whole.folder).name
+    lines = (f"{sha256(files[name]).hexdigest()}  {folder}/{name}\n" for name in sorted(files))
+    return sha256("".join(lines).encode()).hexdigest()
 
 
 def _holds(path: Path, content: bytes) -> bool:

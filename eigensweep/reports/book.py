@@ -28,6 +28,7 @@ from eigensweep.reports.markdown import table, write_report
 from eigensweep.reports.messages import Results
 from eigensweep.reports.report import ReportContent, make_report
 from eigensweep.reports.results import name_file, read_folder
+from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.shipped.reproductions import make_specs, suite_names
 from eigensweep.store.places.durable_files import write_whole
 
@@ -130,7 +131,6 @@ def write(shown: Mapping[str, Shown], older: EarlierReports, folder: Path, page:
     return "\n".join(lines).rstrip() + "\n"
 
 
-LOGS_HEAD: Final = "## Where paper, logs and these runs differ"
 LOGS: Final = (
     "The nnRNN study's run logs and the settings beside them say more than its figures. Three of "
     "these compare two things at once; the matched claims compare one thing alone."
@@ -151,15 +151,22 @@ def name_picture(name: str) -> str:
 
 
 def is_outdated(results: Results) -> bool:
-    """Return whether the suite has trials now that these results do not have."""
+    """Return whether the suite has trials or seeds now that these results do not have."""
     wanted = {
-        spec.trial(point).content_hash()
+        (config.content_hash(), seed)
         for spec in make_specs(results.name, results.budget).values()
         for point in spec.space()
+        for config in [spec.trial(point)]
+        for seed in config.seeds
     }
     trials = (trial for each in results.experiments for trial in each.trials)
     unavailable = any(each.state == "unavailable" for each in results.experiments)
-    return not unavailable and not wanted <= {trial.config_hash for trial in trials}
+    known = {
+        (trial.config_hash, each.seed)
+        for trial in trials
+        for each in Result.from_dict(trial.result or {}).by_replicate
+    }
+    return not unavailable and not wanted <= known
 
 
 def draw(results: Results, content: ReportContent, path: Path) -> None:

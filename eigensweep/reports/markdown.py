@@ -158,7 +158,7 @@ def claim_words(claim: ClaimFound) -> list[str]:
 def comparison_words(pair: ArmsCompared) -> str:
     """Return one comparison in words."""
     p = "" if pair.p is None else f", p = {show(pair.p)}"
-    n = f", {pair.n} seeds" if pair.n else ""
+    n = f", {say_count(pair.n, 'seed')}" if pair.n else ""
     could = ""
     if pair.least_p is not None:
         could = f", at best p = {show(pair.least_p)}"

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import comb, exp, hypot, inf, isinf, log
-from statistics import median
+from statistics import fmean, median
 from typing import Literal
 
 from eigensweep.common.direction import Better
@@ -26,6 +26,7 @@ from eigensweep.results.sequential import (
 )
 from eigensweep.results.statistics import (
     LARGEST_EXPONENT,
+    ORDERS,
     SIGNIFICANCE,
     Difference,
     Domain,
@@ -89,6 +90,11 @@ class ArmNumbers:
         if not self.values or self.last is not None:
             return None
         return summarize(list(self.values.values()), self.domain)
+
+    def mean_over(self, seeds: Iterable[int]) -> float | None:
+        """Return the mean over some seeds, None for first steps and where none has a number."""
+        given = [self.values[seed] for seed in seeds if seed in self.values]
+        return fmean(given) if given and self.last is None else None
 
 
 @dataclass(frozen=True)
@@ -460,13 +466,15 @@ def _describe(
         verdict = "not distinguishable"
         because += f"; {name} diverged in {say_count(len(side.diverged), 'seed')}"
     ratio = detectable = detectable_ratio = least_p = None
-    mine, theirs = side.summary, against.summary
+    mine, theirs = side.mean_over(found.seeds), against.mean_over(found.seeds)
+    if len(side.values) != len(against.values) and side.last is None and found.reason is None:
+        because += f"; compared over the {say_count(found.n, 'seed')} of both"
     if found.mean is not None and logarithms:
         ratio = exp(found.mean)
-    elif mine is not None and theirs is not None and theirs.mean:
-        ratio = mine.mean / theirs.mean
-    if any_look:
-        pass  # what a fixed number of seeds could show is another test's
+    elif mine is not None and theirs:
+        ratio = mine / theirs
+    if any_look or found.lacks_spread:
+        pass  # what a fixed number of seeds could show is another test's, or nobody knows it
     elif found.sd is not None and logarithms:
         shown = find_detectable(found.sd, found.n, error)
         detectable_ratio = exp(min(shown, LARGEST_EXPONENT))
@@ -474,11 +482,11 @@ def _describe(
         detectable = find_detectable(found.sd, found.n, error)
     if side.last is not None and not any_look:
         orders = comb(len(side.values) + len(against.values), len(side.values))
-        least_p = min(1.0, SIGNIFICANCE / error * 2 / orders)
+        least_p = min(1.0, SIGNIFICANCE / error * 2 / min(orders, ORDERS + 1))
     if side.diverged or against.diverged:
         alike_within = None  # those that did not diverge are no proof that all are alike
     if alike_within is not None and theirs is not None and verdict == "not distinguishable":
-        margin = log(1 + alike_within) if logarithms else alike_within * abs(theirs.mean)
+        margin = log(1 + alike_within) if logarithms else alike_within * abs(theirs)
         alike = find_alike_p(found, margin)
         widest = _find_widest(found)
         if any_look and widest is not None and widest <= margin:

@@ -28,6 +28,8 @@ CONFIDENCE = 0.95
 ROUNDING = 1e-9
 """Part of a mean below which a spread is that of rounding."""
 SIGNIFICANCE = 0.05
+ORDERS = 9_999
+"""Most divisions of trainings among two sides that are looked at; of more, so many random ones."""
 """A difference whose corrected p-value is above this is not distinguishable from none."""
 
 POWER = 0.8
@@ -150,6 +152,13 @@ class Difference:
         return len(self.seeds)
 
     @property
+    def lacks_spread(self) -> bool:
+        """Whether the differences are known, and equal but for rounding."""
+        if self.mean is None or self.sd is None:
+            return False
+        return _lack_spread(self.mean, self.sd)
+
+    @property
     def words(self) -> str:
         """The verdict, with its reason where there is one."""
         return self.verdict if self.reason is None else f"{self.verdict} because {self.reason}"
@@ -260,7 +269,7 @@ def compare_first_steps(a: Mapping[int, float], b: Mapping[int, float], last: fl
 
     `a` and `b` map a seed to the first step at which it was there, infinite where it was not within
     the `last` step. The test is the log-rank test with the exact distribution of its score over all
-    divisions of the trainings among the sides (9,999 random ones, where there are more), so it
+    divisions of the trainings among the sides (`ORDERS` random ones, where there are more), so it
     holds for few seeds and with ties. Its score also says who is earlier: `mean`, the difference of
     the means up to `last`, may say otherwise where a few trainings never get there.
 
@@ -284,7 +293,7 @@ def compare_first_steps(a: Mapping[int, float], b: Mapping[int, float], last: fl
         (scores[: len(a)], scores[len(a) :]),
         lambda x, y, axis: x.mean(axis) - y.mean(axis),
         vectorized=True,
-        n_resamples=9_999,
+        n_resamples=ORDERS,
         rng=np.random.default_rng(0),
     )
     p = float(found.pvalue)
@@ -320,7 +329,7 @@ def find_alike_margin(difference: Difference) -> float | None:
 
     if difference.mean is None or difference.sd is None:
         return None
-    if _lack_spread(difference.mean, difference.sd) and 0.5**difference.n > SIGNIFICANCE:
+    if difference.lacks_spread and 0.5**difference.n > SIGNIFICANCE:
         return None
     quantile = float(stdtrit(difference.n - 1, 1 - SIGNIFICANCE))
     return abs(difference.mean) + quantile * difference.sd / sqrt(difference.n)

@@ -52,6 +52,15 @@ def copy(store: Store, donor: str, key: str, attempt: int) -> None:
             store.kept.write(key, attempt, path, store.kept.read(donor, path))
 
 
+def has_any(store: Store, key: str) -> bool:
+    """Return whether spectra of this replicate are kept.
+
+    Raises:
+        StorageError: if the store cannot be read.
+    """
+    return bool(store.kept.names(key, FOLDER))
+
+
 def read(store: Store, key: str) -> list[tuple[int, SpectraJson]]:
     """Return the step and the spectra of every evaluation that is kept, in order.
 

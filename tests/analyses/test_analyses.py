@@ -33,6 +33,7 @@ from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.store import spectrum_files
 from eigensweep.store.checkpoints import Store
 from eigensweep.store.places.durable_files import DamagedError, StoreAwayError
+from eigensweep.store.upkeep.thinning import thin_out
 from eigensweep.tasks.adding import Adding
 from eigensweep.training.attempt import Attempt
 
@@ -297,6 +298,12 @@ class TestSpectra:
         assert analyse("spectra", enrnn, folders)["steps"][-1] == 12
         (Path(store.place) / key / "spectra" / "000000999-1.json").unlink()
 
+    def test_they_are_there_though_the_checkpoints_are_not(self, folders):
+        trial = train(folders.storage, 10, training__spectra=True)
+        whole = analyse("spectra", trial, folders)
+        thin_out(Store(folders.storage), trial.place, "none", 1)
+        assert analyse("spectra", trial, folders) == whole
+
     def test_those_that_a_donor_did_not_keep_are_missing(self, folders):
         trial = train(folders.storage, 9, training__spectra=True)
         key = f"{Path(Store(folders.storage).place) / trial.store_key(0)}/spectra"
@@ -338,6 +345,10 @@ class TestSizeStudy:
         trials = [good, wide, good.model_copy(update=lost)]
         content = analyse("size_study", sizes.model_copy(update={"trials": trials}), folders)
         assert content["data"] == "test"
+        assert content["baseline"] == pytest.approx(0.1875, abs=1e-3), "that of the test data"
+        own = {"trials": trials, "baseline": None}  # as where the task varies
+        content = analyse("size_study", sizes.model_copy(update=own), folders)
+        assert (content["data"], content["baseline"]) == ("test", None)
 
     def test_the_best_trial_of_a_size_is_the_first_in_the_ranking(self, sizes, folders):
         """The worst curve of all is that of trial 3, which hardly learns."""

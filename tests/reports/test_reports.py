@@ -160,6 +160,19 @@ class TestOrder:
         assert [pair.verdict for pair in found.pairs] == ["holds", "does not hold"]
         assert found.verdict == "does not hold"
 
+    def test_a_ratio_is_of_the_seeds_that_both_have(self):
+        a, b = {0: 1.0, 1: 1.1, 2: 1.2}, {0: 2.0, 1: 2.1, 2: 2.4} | dict.fromkeys(range(3, 30), 0.1)
+        (pair,) = judge_order("a", ArmNumbers(a), {"b": ArmNumbers(b)}).pairs
+        assert pair.difference < 0
+        assert pair.ratio == pytest.approx(3.3 / 6.5)
+        assert "; compared over the 3 seeds of both" in pair.because
+
+    @pytest.mark.parametrize("seeds", [2, 4, 8])
+    def test_equal_differences_do_not_say_what_could_be_shown(self, seeds):
+        a, b = dict.fromkeys(range(seeds), 0.5), dict.fromkeys(range(seeds), 0.75)
+        (pair,) = judge_order("a", ArmNumbers(a), {"b": ArmNumbers(b)}).pairs
+        assert pair.detectable is None
+
     def test_ratios_tell_losses_apart_whose_differences_do_not(self):
         small, large = {0: 1e-6, 1: 3e-5, 2: 2e-4}, {0: 0.01, 1: 0.2, 2: 0.9}
         assert (
@@ -196,6 +209,12 @@ class TestFirstSteps:
         assert "a 100 (90 to 110); b > 800 (400 to > 800)" in pair.because
         assert (pair.low, pair.high) == (None, None)
         assert judge_order("b", self.LATE, {"a": self.EARLY}).verdict == "does not hold"
+
+    def test_the_least_p_of_many_seeds_is_that_of_random_divisions(self):
+        early = ArmNumbers({seed: 10.0 + seed for seed in range(10)}, last=800.0)
+        late = ArmNumbers({seed: 400.0 + seed for seed in range(10)}, last=800.0)
+        (pair,) = judge_order("a", early, {"b": late}).pairs
+        assert pair.p == pair.least_p == pytest.approx(2 / 10_000)
 
     def test_three_seeds_cannot_decide_and_the_report_says_so(self):
         three = [ArmNumbers({k: s for k, s in each.values.items() if k < 3}, last=800.0)

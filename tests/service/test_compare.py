@@ -223,7 +223,8 @@ def measure(client):
     return measure
 
 
-def test_seeds_of_a_race_change_nothing_at_equal_effort(search, measure, record):
+@pytest.mark.parametrize("end", ["completed", "diverged"])
+def test_seeds_of_a_race_change_nothing_at_equal_effort(search, measure, record, end):
     id = search([("lstm", "completed", 0.1 + 0.01 * number) for number in range(5)])
     other = search([("lstm", "completed", 0.3), ("lstm", "completed", 0.4)])
     before = measure(id, other)["sides"]
@@ -233,16 +234,18 @@ def test_seeds_of_a_race_change_nothing_at_equal_effort(search, measure, record)
     seeds = [
         ReplicateResult(
             seed=seed,
-            outcome="completed",
+            outcome=outcome,
             value=value,
             step=9,
             seconds=3600.0,
             test={"cross_entropy": 2 * value, "mse": 2 * value},
         )
-        for seed, value in enumerate((0.1, 0.9, 0.9))
+        for seed, (value, outcome) in enumerate(
+            [(0.1, "completed"), (0.9, "completed"), (0.9, end)]
+        )
     ]
-    ledger.finish(0, ledger.begin(0), "completed", summarise(seeds))
-    assert record.trial(id, 0).trial.value > 0.6
+    ledger.finish(0, ledger.begin(0), end, summarise(seeds))
+    assert record.trial(id, 0).trial.state == end
     assert measure(id, other)["sides"] == before
 
 

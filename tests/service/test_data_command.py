@@ -468,6 +468,22 @@ class TestImporting:
         assert run("import", str(source)).exit_code == 0
         assert files_in(root) == [f"tones/{name}" for name in TONES]
 
+    def test_a_wrong_file_in_another_folder_hides_no_whole_corpus(self, root, tmp_path):
+        right = {f"b/{name}": content for name, content in TONES.items()}
+        source = write_files(tmp_path / "source", {"a/2.wav": b"another one", **right})
+        assert run("import", str(source)).exit_code == 0
+        assert (root / "tones/2.wav").read_bytes() == TONES["2.wav"]
+
+    def test_a_corpus_that_is_whole_elsewhere_is_not_written_again(
+        self, root, tmp_path, monkeypatch
+    ):
+        place = {"find": lambda root: root / "sounds", "verify": lambda root: None}
+        monkeypatch.setattr(corpora, "CORPORA", {"tones": replace(TOGETHER, **place)})
+        done = run("import", str(write_files(tmp_path / "source", TONES)), "--json")
+        told = json.loads(done.stdout)
+        assert (told["copied"], told["kept"][0]) == ([], str(root / "sounds" / "0.wav"))
+        assert files_in(root) == []
+
     @pytest.mark.parametrize(
         ("changes", "message"),
         [

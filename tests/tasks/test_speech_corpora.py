@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -216,6 +217,18 @@ class TestSpokenDigits:
         folder.mkdir(parents=True)
         with pytest.raises(CorpusMissingError, match=r"lacks 600 of the 600 .* 0_george_10\.wav"):
             find_recordings("fsdd", None, tmp_path)
+
+    def test_a_folder_that_is_not_whole_hides_none_that_is(self, tmp_path):
+        spoken = product(range(10), speech_corpora.FSDD_SPEAKERS, range(20))
+        wanted = [f"{digit}_{speaker}_{number}.wav" for digit, speaker, number in spoken]
+        for folder, names in (("fsdd", wanted[:1]), ("speech", wanted)):
+            (place := tmp_path / folder / "recordings").mkdir(parents=True)
+            for name in names:
+                (place / name).touch()
+        found = find_recordings("fsdd", None, tmp_path)
+        assert {path.parent.parent.name for each in found.paths.values() for path in each} == {
+            "speech"
+        }
 
     def test_where_they_are_not_a_person_learns_where_to_get_them(self, tmp_path):
         with pytest.raises(CorpusMissingError, match=r"no .*fsdd/recordings\. .*Jakobovski"):

@@ -17,6 +17,7 @@ from eigensweep.analyses.base import (
     TrialOptions,
     TrialSubject,
 )
+from eigensweep.analyses.spectra import SpectraOptions
 from eigensweep.common.registry import UnknownNameError
 from eigensweep.protocol.states import ENDED, OPEN_TRIALS
 from eigensweep.search_spaces.checks.problems import list_problems
@@ -30,6 +31,7 @@ from eigensweep.service.record.errors import ConflictError
 from eigensweep.service.record.requests.analyses import AnalysisSpec, OptionsJson
 from eigensweep.service.record.sql.tables import ExperimentRow, TrialRow
 from eigensweep.service.record.views.queries import Queries
+from eigensweep.store import spectrum_files
 from eigensweep.store.checkpoints import Store, trial_key
 
 TRAINED = ("completed", "pruned", "diverged", "reused")
@@ -135,13 +137,15 @@ def _check_weights(subject: TrialSubject, options: Options, store: Store) -> Non
     key = f"{subject.place}/{subject.config['seed']}"
     if store.has_checkpoint(key):
         return
+    if isinstance(options, SpectraOptions) and spectrum_files.has_any(store, key):
+        return
     which = f"trial {subject.number} of {subject.experiment}"
     if not store.kept.has_best(key):
         raise ConflictError(f"{which} is {subject.state} and the store holds no checkpoint of it")
     if not isinstance(options, TrialOptions) or options.weights != "best":
         raise ConflictError(
             f"the checkpoints of {which} were removed (`eigensweep prune`), and the store holds "
-            "its best weights alone; analyses with the option weights=best are possible"
+            "its best weights alone; those analyses are possible that have the option weights=best"
         )
 
 

@@ -177,8 +177,8 @@ def list_tries(
     cannot be compared. Open trials are among them; one that is open once more counts with its
     result of before. Results are large, so only some are in memory at a time.
     """
-    state = case((TrialRow.rank < UNRANKED, "completed"), else_=TrialRow.state)
-    columns = (TrialRow.number, state, TrialRow.value, TrialRow.result)
+    counted = case((TrialRow.rank < UNRANKED, "completed"), else_=TrialRow.state)
+    columns = (TrialRow.number, counted, TrialRow.value, TrialRow.result)
     chosen = select(
         *columns,
         *(TrialRow.cpu_seconds, TrialRow.gpu_seconds),
@@ -197,6 +197,7 @@ def list_tries(
         if len(found.get("by_replicate") or ()) > replicates:
             first = cut_seeds(Result.from_dict(found), replicates)
             found, value, cpu, gpu = first.to_dict(), first.value, 0.0, 0.0
+            state = first.outcome or state  # an added seed that diverged is left out, too
         test = {name: v for name, v in (found.get("test") or {}).items() if v is not None}
         seconds = found.get("seconds") or 0.0
         tries.append(Try(number, state, value, test, seconds, cpu, gpu, is_of_many))
