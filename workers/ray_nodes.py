@@ -37,8 +37,7 @@ def list_nodes() -> list[RayNode]:
     """Return all nodes of the cluster that this process is connected to, also those that died."""
     import ray
 
-    nodes: list[RayNode] = ray.nodes()  # type: ignore[no-untyped-call]
-    return nodes
+    return ray.nodes()  # type: ignore[no-untyped-call]
 
 
 def find_silent(nodes: Collection[RayNode]) -> frozenset[str]:

@@ -43,6 +43,14 @@ def die_with_starter() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def find_status(end: int) -> int:
+    """Wait for a child, given as a `pidfd`, and close that; return its status, below 0 a signal."""
+    seen = os.waitid(os.P_PIDFD, end, os.WEXITED)
+    os.close(end)
+    assert seen is not None
+    return seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
+
+
 def end_fork(status: int) -> NoReturn:
     """End a forked process with what it has written, and without the clean-up of its parent."""
     for stream in (sys.stdout, sys.stderr):

@@ -51,8 +51,6 @@ class DriverOptions:
     """How many processes a trial may lose before it counts as failed."""
     checkpoint_seconds: float = 10.0
     """Training that a lost process costs at most; commits that cost little come more often."""
-    concurrency: int | None = None
-    """Trials at once; None: as many as the cluster has room for."""
     log_format: LogFormat = "text"
     """Form of the log lines of the driver and of its trials' processes."""
     otlp_endpoint: str | None = None

@@ -173,8 +173,7 @@ def create_app(
 
 @cache
 def _read_examples() -> dict[str, dict[str, object]]:
-    found: dict[str, dict[str, object]] = json.loads(EXAMPLES.read_text(encoding="utf-8"))
-    return found
+    return json.loads(EXAMPLES.read_text(encoding="utf-8"))
 
 
 def _add_examples(page: dict[str, Any]) -> dict[str, Any]:

@@ -75,13 +75,11 @@ class Service:
 
 
 async def _service(request: Request) -> Service:
-    service: Service = request.app.state.service
-    return service
+    return request.app.state.service
 
 
 async def _settings(request: Request) -> Settings:
-    settings: Settings = request.app.state.settings
-    return settings
+    return request.app.state.settings
 
 
 TheService = Annotated[Service, Depends(_service)]

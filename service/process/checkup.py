@@ -23,7 +23,7 @@ from email.utils import parsedate_to_datetime
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final, Literal, TypedDict
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 import httpx2
@@ -247,13 +247,6 @@ def check_devices(context: Context) -> Iterator[Finding]:
         yield ok("gpus", "none; trials train on processors")
 
 
-class CheckJson(TypedDict, total=False):
-    """What a service says of one of its parts."""
-
-    ready: bool
-    detail: str | None
-
-
 def check_service(context: Context) -> Iterator[Finding]:
     """Yield whether a service runs, and what it says of itself."""
     alive = context.ask("/healthz")
@@ -266,7 +259,7 @@ def check_service(context: Context) -> Iterator[Finding]:
         return
     yield ok("service", f"it answers at {context.url}")
     ready = context.ask("/readyz")
-    checks: dict[str, CheckJson] = {}
+    checks: dict[str, dict[str, Any]] = {}
     with suppress(ValueError, AttributeError):
         checks = ready.json().get("checks", {}) if ready is not None else {}
     for name, check in checks.items():

@@ -74,5 +74,4 @@ def claim_port(host: str, port: int, may_move: bool) -> tuple[int, socket.socket
 def find_free_port(host: str, port: int, may_move: bool) -> int:
     """Return a port that is free now; see `listen`."""
     with listen(host, port, may_move) as found:
-        number: int = found.getsockname()[1]
-    return number
+        return found.getsockname()[1]

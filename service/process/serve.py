@@ -158,13 +158,8 @@ def serve(settings: Settings) -> None:
         http = _Http(listener, app)
         stack.callback(http.stop)
         home.write_address(settings.home, url, place.pages)
-        logger.info(
-            "serving url=%s docs=%s/docs mlflow=%s home=%s",
-            url,
-            url,
-            place.pages,
-            settings.home,
-        )
+        words = "serving url=%s docs=%s/docs mlflow=%s home=%s"
+        logger.info(words, url, url, place.pages, settings.home)
 
         def watch() -> None:
             start_again(watcher.restart_if_ended)
@@ -173,15 +168,14 @@ def serve(settings: Settings) -> None:
             if not http.is_alive():
                 raise RuntimeError("the HTTP server ended by itself")
 
+        def watch_while_it_starts() -> None:
+            watch()
+            if leadership.term is None:
+                raise LeadLostError(leadership.explain_loss())
+
         _wait_to_lead(leadership, about, dispatcher, watch)
-        cluster = stack.enter_context(
-            _run_cluster(
-                settings,
-                dispatcher,
-                watcher.mark,
-                partial(_watch_while_starting, leadership, watch),
-            )
-        )
+        ray = _run_cluster(settings, dispatcher, watcher.mark, watch_while_it_starts)
+        cluster = stack.enter_context(ray)
         dispatcher.start(cluster, _make_driver_options(settings, place))
         jobs.start()
         stack.callback(jobs.stop)
@@ -214,17 +208,6 @@ def _pass_by_proxies(environment: Mapping[str, str]) -> dict[str, str]:
     names = [name for each in given.split(",") if (name := each.strip())]
     names += [name for name in ("127.0.0.1", "localhost", "::1") if name not in names]
     return dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join(names))
-
-
-def _watch_while_starting(leadership: Leadership, watch: Callable[[], None]) -> None:
-    """Look after what runs beside the service while its Ray starts.
-
-    Raises:
-        LeadLostError: if another service leads by now.
-    """
-    watch()
-    if leadership.term is None:
-        raise LeadLostError(leadership.explain_loss())
 
 
 def start_again(act: Callable[[], None]) -> None:
@@ -371,8 +354,6 @@ def _wait_to_lead(
     Raises:
         StartError: if a newer version of the service has led meanwhile.
     """
-    from sqlalchemy.exc import SQLAlchemyError
-
     from eigensweep.service.record.migrations import RecordUnusableError, migrate
 
     problem: str | None = None
@@ -446,12 +427,7 @@ def _make_runner(
             storage, service.reproductions, record, service.analyses, mlflow=mlflow
         ),
         DeletionHandler(
-            record,
-            dispatcher.find_driver,
-            logs_of_removals,
-            storage,
-            files,
-            mlflow=mlflow,
+            record, dispatcher.find_driver, logs_of_removals, storage, files, mlflow=mlflow
         ),
         PruningHandler(record, Store(storage), schedule, files),
     ]

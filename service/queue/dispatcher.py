@@ -282,29 +282,23 @@ class Dispatcher:
         if known.problem is not None and self.clock() < known.not_before:
             return False
         with logs.about(id):
-            return self._try_at_once(act, id, known)
-
-    def _try_at_once(
-        self, act: Callable[[str, _Supervised], None], id: str, known: _Supervised
-    ) -> bool:
-        try:
-            act(id, known)
-        except (LauncherAwayError, NotLeadingError):  # concerns every experiment
-            raise
-        except Exception as error:
-            if database.is_away(error):
+            try:
+                act(id, known)
+            except (LauncherAwayError, NotLeadingError):  # concerns every experiment
                 raise
-            if known.problem is None:
-                logger.exception(
-                    "experiment cannot be looked after, trying again experiment=%s", id
-                )
-            known.problem = f"{type(error).__name__}: {database.explain(error)}"
-            if self.clock() >= known.not_before:
-                self._pause(known)
-        else:
-            if known.problem is not None:
-                logger.info("experiment is looked after again experiment=%s", id)
-                known.problem, known.pause = None, FIRST_PAUSE
+            except Exception as error:
+                if database.is_away(error):
+                    raise
+                if known.problem is None:
+                    words = "experiment cannot be looked after, trying again experiment=%s"
+                    logger.exception(words, id)
+                known.problem = f"{type(error).__name__}: {database.explain(error)}"
+                if self.clock() >= known.not_before:
+                    self._pause(known)
+            else:
+                if known.problem is not None:
+                    logger.info("experiment is looked after again experiment=%s", id)
+                    known.problem, known.pause = None, FIRST_PAUSE
         return True
 
     def _look_after(self, id: str, known: _Supervised) -> None:

@@ -17,6 +17,7 @@ from eigensweep.protocol.states import ENDED, OPEN_ANALYSES
 from eigensweep.reports import messages
 from eigensweep.reports.measurements import ArmsMeasured, join_trials
 from eigensweep.reports.messages import Results
+from eigensweep.reports.results import name_file
 from eigensweep.search_spaces.errors import SpecError
 from eigensweep.search_spaces.shipped.reproductions import (
     SuiteAnalysis,
@@ -25,9 +26,10 @@ from eigensweep.search_spaces.shipped.reproductions import (
 )
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.queue.jobs import ReadingHandler
+from eigensweep.service.record.changes.posting import has_spec
 from eigensweep.service.record.errors import ConflictError, NotFoundError
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.requests.analyses import Analyses
+from eigensweep.service.record.requests.analyses import Analyses, AnalysisRecord
 from eigensweep.service.record.requests.analysis_requests import (
     AnalysisRequest,
     complete_request,
@@ -38,7 +40,6 @@ from eigensweep.service.record.requests.reproductions import (
     ReproductionRecord,
     Reproductions,
     Wanted,
-    has_spec,
     make_id,
     read_resources,
 )
@@ -96,17 +97,13 @@ class ReproductionHandler(ReadingHandler):
                 )
             ]
             found = self.reproductions.change(found, analyses=tuple(asked))
-        if any(self._state_of(each) in OPEN_ANALYSES for each in found.analyses or ()):
+        made = filter(None, map(self._find_analysis, found.analyses or ()))
+        if any(each.state in OPEN_ANALYSES for each in made):
             return found
         return self.reproductions.change(found, state="reporting")
 
-    def _state_of(self, asked: Wanted) -> str:
-        if asked.id is None:
-            return "missing"
-        try:
-            return self.analyses.get(asked.id).state
-        except NotFoundError:  # its folder was removed
-            return "missing"
+    def _find_analysis(self, asked: Wanted) -> AnalysisRecord | None:
+        return None if asked.id is None else AnalysisRecord.find(self.analyses.jobs, asked.id)
 
     def _ask(
         self, found: ReproductionRecord, label: str, repeat: int, analysis: SuiteAnalysis
@@ -189,16 +186,11 @@ class ReproductionHandler(ReadingHandler):
             return measured
         return join_trials(look(self._measure(found, label, whole)), measured)
 
-    def _find_spec(self, found: ReproductionRecord, label: str, posted: Posted) -> ExperimentSpec:
-        """Return the spec of an experiment as it was posted, or would have been."""
-        if posted.id is None:
-            return found.make_specs(found.added)[label]
-        return ExperimentSpec.from_stored(self.record.row(posted.id).spec)
-
     def _measure(
         self, found: ReproductionRecord, label: str, posted: Posted
     ) -> messages.MeasuredExperiment:
-        spec = self._find_spec(found, label, posted)
+        row = None if posted.id is None else self.record.row(posted.id)
+        spec = ExperimentSpec.from_stored(row.spec) if row else found.make_specs(found.added)[label]
         metric, experiment = spec.objective_metric, load_suite(found.name).experiments[label]
         about = {
             "label": label,
@@ -210,16 +202,15 @@ class ReproductionHandler(ReadingHandler):
             "unit": metric.unit,
             "better": metric.better,
         }
-        if posted.id is None:
+        if row is None:
             why = posted.problem or "it cannot run here"
             return messages.MeasuredExperiment(
                 **about, state="unavailable", problem=why, baseline=spec.baseline
             )
-        row = self.record.row(posted.id)
         problem = None if row.state == "completed" else f"the experiment is {row.state}"
         if row.error:
             problem = f"{problem}: {row.error.strip().splitlines()[-1]}"
-        trials = self.record.trials(posted.id, limit=MOST_TRIALS)
+        trials = self.record.trials(row.id, limit=MOST_TRIALS)
         return messages.MeasuredExperiment(
             **about,
             state=row.state,
@@ -239,7 +230,7 @@ class ReproductionHandler(ReadingHandler):
         made = self._describe_own(asked)
         if made.folder is not None:
             return made
-        kept = self.reproductions.find_results(found.name, found.budget)
+        kept = self.reproductions.read_results(name_file(found.name, found.budget))
         for each in (
             kept.analyses if kept is not None and self._has_same_results(found, kept) else ()
         ):
@@ -267,9 +258,8 @@ class ReproductionHandler(ReadingHandler):
         about = {"label": asked.label, "repeat": asked.repeat, "id": asked.id}
         if asked.id is None:
             return messages.MadeAnalysis(**about, problem=asked.problem)
-        if self._state_of(asked) == "missing":
+        if (made := self._find_analysis(asked)) is None:
             return messages.MadeAnalysis(**about, problem="its files were removed")
-        made = self.analyses.get(asked.id)
         if made.state != "finished":
             error = (made.error or made.state).strip().splitlines()[-1]
             return messages.MadeAnalysis(**about, problem=error)

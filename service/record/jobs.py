@@ -53,8 +53,7 @@ class AskedJob:
         columns = {name: getattr(job, name) for name in COLUMNS}
         content = {"id": job.key, **columns, **job.request, **(job.outcome or {})}
         kind: Any = cls
-        read: Self = _read(kind).validate_python(content)
-        return read
+        return _read(kind).validate_python(content)
 
     @classmethod
     def find(cls, jobs: Jobs, id: str) -> Self | None:

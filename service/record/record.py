@@ -17,13 +17,12 @@ from eigensweep.protocol.messages import Notice
 from eigensweep.protocol.states import DRIVEN, ENDED, OPEN_TRIALS
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record.changes.control import lock
-from eigensweep.service.record.changes.posting import check_quotas, have_same_spec, make_row
+from eigensweep.service.record.changes.posting import check_quotas, has_spec, make_row
 from eigensweep.service.record.changes.reopening import Reopening
 from eigensweep.service.record.changes.retention import Retention
 from eigensweep.service.record.errors import IdempotencyKeyReusedError, NotLeadingError
 from eigensweep.service.record.journal import emit, end_experiment, move_experiment, record_notices
 from eigensweep.service.record.journal.usage import leave_out
-from eigensweep.service.record.leadership import Leadership
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.group_commit import GroupCommit
 from eigensweep.service.record.sql.rows import RowSession
@@ -51,8 +50,6 @@ class Record(Reopening, Retention):
         super().__init__(url)
         self.webhooks = tuple(webhooks)
         self.posts = GroupCommit(url)
-        self.leadership: Leadership | None = None
-        """Who of several services drives experiments; None: there is only this one."""
 
     def add(
         self,
@@ -88,7 +85,7 @@ class Record(Reopening, Retention):
         beside: Callable[[RowSession, str], None] | None,
         rows: RowSession,
     ) -> tuple[ExperimentRow, bool]:
-        earlier = self._find_same_key(rows, experiment)
+        earlier = self._find_same_key(rows, spec, experiment)
         found = experiment if earlier is None else earlier
         if earlier is None:
             check_quotas(rows, [spec], experiment.owner)
@@ -100,7 +97,9 @@ class Record(Reopening, Retention):
             beside(rows, found.id)
         return found, earlier is None
 
-    def _find_same_key(self, rows: RowSession, posted: ExperimentRow) -> ExperimentRow | None:
+    def _find_same_key(
+        self, rows: RowSession, spec: ExperimentSpec, posted: ExperimentRow
+    ) -> ExperimentRow | None:
         if posted.idempotency_key is None:
             return None
         same = select(ExperimentRow.id).where(
@@ -110,7 +109,7 @@ class Record(Reopening, Retention):
             return None
         if (earlier := rows.get(ExperimentRow, id)) is None:
             return None  # it was removed at this moment
-        if not have_same_spec(earlier, posted):
+        if earlier.fingerprint != posted.fingerprint and not has_spec(earlier, spec):
             raise IdempotencyKeyReusedError(
                 f"this key was used for experiment {id}, which was posted with a different body"
             )
@@ -300,12 +299,3 @@ class Record(Reopening, Retention):
             raise NotLeadingError(
                 f"analyses and reproductions lie with the service that leads, so ask that: {words}"
             )
-
-    def fence(self, rows: RowSession) -> None:
-        """Refuse a transaction of a service that leads no more.
-
-        Raises:
-            NotLeadingError: if another service leads.
-        """
-        if self.leadership is not None:
-            self.leadership.require(rows)

@@ -95,9 +95,9 @@ def test_a_trial_that_trains_counts_up_to_its_newest_report(url, spec, clock):
 def test_trials_of_one_engine_share_its_devices():
     resources = {"cpus": 1.0, "gpus": 1.0, "lanes": "auto"}
     alone, shared = devices_of({"resources": resources}), devices_of({"resources": resources}, 8)
-    assert (alone.gpus, shared.gpus) == (1.0, 1 / 9)
-    assert devices_of({"resources": resources, "replicates": 3}, 8).gpus == 1 / 3
-    assert devices_of({}).cpus == 1.0
+    assert (alone, shared) == ((1.0, 1.0), (1 / 9, 1 / 9))
+    assert devices_of({"resources": resources, "replicates": 3}, 8) == (1 / 3, 1 / 3)
+    assert devices_of({}) == (1.0, 0.0)
 
 
 def test_steps_that_are_told_before_lanes_are_known_count_later(url, spec, clock):

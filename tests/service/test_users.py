@@ -16,7 +16,7 @@ import uvicorn
 from pydantic import SecretStr, ValidationError
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
-from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
@@ -585,9 +585,13 @@ class TestProxy:
     def test_an_address_of_a_clients_own_making_does_not_count(self, proxied, forwarded, found):
         identity = proxied.app.state.service.identity
         lines = [(b"x-forwarded-for", line.encode()) for line in forwarded.split("\n")]
-        headers = Headers(raw=lines)
-        assert identity.find_address(headers, "10.1.2.3") == found
-        assert identity.find_address(headers, "8.8.4.4") == "8.8.4.4", "it is no proxy"
+
+        def find(peer: str) -> str | None:
+            scope = {"type": "http", "headers": lines, "client": (peer, 1)}
+            return identity.find_address(HTTPConnection(scope))
+
+        assert find("10.1.2.3") == found
+        assert find("8.8.4.4") == "8.8.4.4", "it is no proxy"
 
     def test_its_users_own_what_they_post_and_have_quotas(self, proxied, spec, accounts):
         accounts.create_user("anna", Quotas(max_experiments=1))

@@ -82,9 +82,9 @@ class TestADriverOfSeveralGpus:
         driver = object.__new__(experiment.ExperimentDriver)
         driver.experiment = "e1"
         search = {"space": {"optimizer.lr": [0.1, 0.2]}}
-        given = spec(search, replicates=replicates, resources=content)
+        limits = {} if bound is None else {"limits": {"concurrency": bound}}
+        given = spec(search, replicates=replicates, resources=content, **limits)
         driver.spec = ExperimentSpec.model_validate(given)
-        driver.options = SimpleNamespace(concurrency=bound)
         driver.sweep = SimpleNamespace(left=trials)
         driver.share = share_of(driver.spec.resources, replicates, 32)
         slots = engines * driver.share.trials

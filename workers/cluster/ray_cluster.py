@@ -167,13 +167,12 @@ class RayCluster:
 
     def _list_jobs(self, id: str | None = None) -> dict[Any, Any]:
         """Return Ray's jobs of now and of before by their ids; only one if an `id` is given."""
-        jobs: dict[Any, Any] = self._head.get_all_job_info(
+        return self._head.get_all_job_info(
             job_or_submission_id=id,
             skip_submission_job_info_field=True,
             skip_is_running_tasks_field=True,
             timeout=ANSWER_SECONDS,
         )
-        return jobs
 
     def _find_gone(self) -> dict[str, float]:
         """Return Ray's ids of the nodes that are gone, each with the Unix time of that."""
@@ -236,8 +235,11 @@ def _split(address: str) -> tuple[str, int]:
 def _init(**settings: Any) -> dict[str, str]:
     try:
         return connect(**settings)
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        _tell_slow_start(error)
+    except Exception as error:
+        if any(words in str(error) for words in SLOW_START):
+            raise SlowStartError("Ray did not start in 30 s: the machine may be busy") from error
+        if not isinstance(error, RuntimeError | ValueError | OSError):
+            raise
         place = settings["address"]
         raise ClusterError(
             f"Ray at {place} cannot be used: {error}. On a cluster with tokens set RAY_AUTH_MODE "
@@ -245,15 +247,6 @@ def _init(**settings: Any) -> dict[str, str]:
             if place != "local"
             else f"Ray does not start: {error}"
         ) from error
-    except Exception as error:
-        _tell_slow_start(error)
-        raise
-
-
-def _tell_slow_start(error: Exception) -> None:
-    """Raise SlowStartError where Ray says that a part of it did not come up in time."""
-    if any(words in str(error) for words in SLOW_START):
-        raise SlowStartError("Ray did not start in 30 s: the machine may be busy") from error
 
 
 @contextmanager

@@ -70,10 +70,9 @@ def _read(answer: Any, is_there: bool) -> str | None:
     if not is_there:
         return f"no answer within {ANSWER_SECONDS:.0f} s"
     try:
-        found: str | None = ray.get(answer)
+        return ray.get(answer)
     except ray.exceptions.RayError as error:
         return f"a process there fails: {str(error).strip().splitlines()[-1]}"
-    return found
 
 
 def main() -> int:

@@ -422,8 +422,8 @@ class ExperimentDriver:
         return Demand(max(1, trials), capacity.find_parts(self.share), memory, os.getpid())
 
     def _bounds(self) -> list[int]:
-        bounds = (self.options.concurrency, self.spec.limits.concurrency)
-        return [bound for bound in bounds if bound is not None]
+        limit = self.spec.limits.concurrency
+        return [] if limit is None else [limit]
 
     def _count_slots(self) -> int:
         """Return how many trials the cluster holds now, and tell it how many are wanted.

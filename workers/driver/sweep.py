@@ -538,8 +538,8 @@ class Sweep:
     def notices(self) -> list[Notice]:
         """Return which nodes are cordoned, whether everything waits for them, and what fails."""
         found = []
-        if self.has_given_up and (failing := self.cordons.failures.notice()) is not None:
-            found.append(failing)
+        if self.has_given_up:
+            found.append(self.cordons.failures.notice())
         found += [*self.cordons.notices(), *self._losses.notices()]
         for number, damage in list(self._damages.items())[-MOST_DAMAGES:]:
             found.append(Notice("store", f"trial {number}: {damage}"))
@@ -584,9 +584,6 @@ class Sweep:
     def close(self) -> Ended:
         """Record the total of trials; return how the experiment ended, and why if not well."""
         self.ledger.set_total(len(self.entries))
-        return self._verdict()
-
-    def _verdict(self) -> Ended:
         if self._stopped is not None:
             return self._stopped
         tried = self.tried

@@ -380,24 +380,20 @@ def _engines_here(order: Order) -> list[tuple[str, str, str | None]]:
     return [(f"{first}-cpu{k}x{need.cpus:g}-{last}", "cpu", None) for k in range(count)]
 
 
+def find_or_start(kind: type, name: str, *given: object, **options: int) -> Any:
+    """Return the actor of a name, which outlives who asks for it; start it here if there is none.
+
+    It is not in the placement group of a trial that starts it, with which it would end.
+    """
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    same = {"namespace": NAMESPACE, "get_if_exists": True, "lifetime": "detached", "num_cpus": 0}
+    made: Any = ray.remote(kind).options(name=name, scheduling_strategy=here, **same, **options)
+    return made.remote(*given)
+
+
 def _find_or_start(name: str, device: str, gpu: str | None, order: Order) -> Any:
-    assert order.engine is not None
-    here = ray.get_runtime_context().get_node_id()
-    return (
-        ray.remote(EngineActor)
-        .options(
-            name=name,
-            namespace=NAMESPACE,
-            get_if_exists=True,
-            lifetime="detached",
-            num_cpus=0,
-            num_gpus=0,
-            max_concurrency=MOST_CALLS,
-            # Not in the trial's placement group, with which it would end.
-            scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
-        )
-        .remote(device, gpu, order.engine, order.code, order.log_format)
-    )
+    given = device, gpu, order.engine, order.code, order.log_format
+    return find_or_start(EngineActor, name, *given, num_gpus=0, max_concurrency=MOST_CALLS)
 
 
 def _key(order: Order) -> Key:

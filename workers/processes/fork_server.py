@@ -32,7 +32,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Final
 
 from eigensweep.common.loading import load_for_good
-from eigensweep.common.parents import die_with_starter, end_fork
+from eigensweep.common.parents import die_with_starter, end_fork, find_status
 
 logger = logging.getLogger(__name__)
 
@@ -193,13 +193,9 @@ class Server:
 
     def _bury(self, end: int) -> None:
         """Forget a forked process that has ended, and tell its trial's process how."""
-        seen = os.waitid(os.P_PIDFD, end, os.WEXITED)
-        os.close(end)
-        lifeline = self._lifelines.pop(end)
+        status, lifeline = find_status(end), self._lifelines.pop(end)
         if lifeline is not None:
             with lifeline, suppress(OSError):
-                assert seen is not None
-                status = seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
                 lifeline.send(str(status).encode())
 
 

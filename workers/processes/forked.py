@@ -91,13 +91,11 @@ class Forked:
 
     def train_next(self, config: Mapping[str, object]) -> dict[str, object]:
         """Take another trial, and return its first report."""
-        told: dict[str, object] = self._call("train_next", config)
-        return told
+        return self._call("train_next", config)
 
     def train(self) -> dict[str, object]:
         """Return the report of the next rung."""
-        told: dict[str, object] = self._call("train")
-        return told
+        return self._call("train")
 
     def stop(self) -> None:
         """Leave the trial where it is."""

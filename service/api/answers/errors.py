@@ -326,8 +326,7 @@ def tell_database_error(error: SQLAlchemyError) -> tuple[int, str]:
     return 503, f"the database of the record {what}"
 
 
-def _answer_database_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, SQLAlchemyError)
+def _answer_database_error(request: Request, error: SQLAlchemyError) -> Response:
     status, words = tell_database_error(error)
     if words == BUG:
         return _answer_bug(request, error)

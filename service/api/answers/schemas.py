@@ -26,7 +26,7 @@ from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.service.record.journal import spent_seconds
 from eigensweep.service.record.sql.tables import AttemptRow, ExperimentRow, JobRow, TrialRow
 from eigensweep.service.record.views.progress import compute_progress
-from eigensweep.service.record.views.queries import ExperimentRecord, StoredTrial, TrialRecord
+from eigensweep.service.record.views.queries import ExperimentRecord, TrialRecord
 
 Item = TypeVar("Item")
 
@@ -350,7 +350,7 @@ class Views:
     ) -> None:
         self._explain_away = explain_away
         self._mlflow = None if mlflow_url is None else mlflow_url.rstrip("/")
-        self.listed_trial = lru_cache(KEPT)(self._read_trial)
+        self.listed_trial = lru_cache(KEPT)(lambda stored: self.summary(stored.read()))
         """Returns a trial as it stands in a list, kept by what is stored of it."""
 
     def experiment(self, record: ExperimentRecord) -> ExperimentNow:
@@ -415,9 +415,6 @@ class Views:
     def _link(self, row: TrialRow) -> dict[str, str | None]:
         here = f"/v1/experiments/{row.experiment_id}/trials/{row.number}"
         return {"self": here, "mlflow": self.run(row.run_id, row.run_project)}
-
-    def _read_trial(self, stored: StoredTrial) -> TrialSummary:
-        return self.summary(stored.read())
 
     def summary(self, record: TrialRecord) -> TrialSummary:
         """Return a trial as it stands in a list."""

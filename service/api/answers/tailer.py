@@ -142,12 +142,9 @@ class Tailer:
         task = self._shared.get(key)
         if task is None:
             task = self._shared[key] = asyncio.ensure_future(run_in_threadpool(find))
-            task.add_done_callback(lambda _: self._forget_later(key))
-        found: T = await asyncio.shield(task)  # a stream that is closed leaves it to the others
-        return found
-
-    def _forget_later(self, key: Hashable) -> None:
-        asyncio.get_running_loop().call_later(INTERVAL, self._shared.pop, key, None)
+            later = partial(task.get_loop().call_later, INTERVAL, self._shared.pop, key, None)
+            task.add_done_callback(lambda _: later())
+        return await asyncio.shield(task)  # a stream that is closed leaves it to the others
 
 
 def to_server_sent(event: EventRow) -> bytes:

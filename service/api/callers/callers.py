@@ -46,18 +46,6 @@ class Caller:
         """Return whether the caller's scope is enough."""
         return includes(self.scope, needed)
 
-    def require(self, needed: ScopeName) -> None:
-        """Refuse a caller whose scope is not enough.
-
-        Raises:
-            ScopeError: names the scope that is needed.
-        """
-        if not self.may(needed):
-            raise ScopeError(
-                f"this needs a token with scope '{needed}'; yours, of user '{self.user}', has "
-                f"scope '{self.scope}'"
-            )
-
     def owns(self, owner: str) -> bool:
         """Return whether the caller may change what a user has posted."""
         return self.may("admin") or (self.may("submit") and self.user == owner)
@@ -107,12 +95,16 @@ def require(request: Request, needed: ScopeName) -> Caller:
     """Return the caller of a request, for which the largest `needed` is kept.
 
     Raises:
-        ScopeError: if the caller's scope is not enough.
+        ScopeError: if the caller's scope is not enough; names the one that is needed.
     """
     caller: Caller = request.state.caller
     before: ScopeName = getattr(request.state, "needed", "read")
     request.state.needed = max(before, needed, key=SCOPES.index)
-    caller.require(needed)
+    if not caller.may(needed):
+        raise ScopeError(
+            f"this needs a token with scope '{needed}'; yours, of user '{caller.user}', has "
+            f"scope '{caller.scope}'"
+        )
     return caller
 
 

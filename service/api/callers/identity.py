@@ -90,9 +90,8 @@ class Identity:
         """
         if self.is_open():
             return self.name_operator(request)
-        headers, peer = request.headers, request.client and request.client.host
-        address = self.find_address(headers, peer)
-        if self._is_from_proxy(headers, peer):
+        headers, address = request.headers, self.find_address(request)
+        if self._is_from_proxy(headers, request.client and request.client.host):
             return self._read_proxy(headers, address)
         if (given := headers.get("authorization")) is not None:
             kind, _, token = given.partition(" ")
@@ -103,8 +102,7 @@ class Identity:
 
     def name_operator(self, request: HTTPConnection) -> Caller:
         """Return the caller of a request to a service that is open."""
-        peer = request.client and request.client.host
-        return Caller(OPERATOR, "admin", None, self.find_address(request.headers, peer))
+        return Caller(OPERATOR, "admin", None, self.find_address(request))
 
     def check(self, token: str) -> Grant:
         """Return what a token gives.
@@ -119,11 +117,12 @@ class Identity:
             raise UnknownCallerError("this token is not known; look for a part that is missing")
         return _require_usable(grant)
 
-    def find_address(self, headers: Headers, peer: str | None) -> str | None:
+    def find_address(self, request: HTTPConnection) -> str | None:
         """Return where a request comes from; a proxy of the settings is believed about that."""
+        peer = request.client and request.client.host
         if not self._is_proxy(peer):
             return peer
-        told = ",".join(headers.getlist("x-forwarded-for"))  # a proxy may add a line of its own
+        told = ",".join(request.headers.getlist("x-forwarded-for"))  # a proxy may add its own line
         for each in reversed(told.split(",")):
             found = _drop_port(each.strip())
             if not _is_address(found):

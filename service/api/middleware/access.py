@@ -119,7 +119,7 @@ class Access:
 
     async def _refuse_stranger(self, request: Request) -> Response | None:
         """Return the refusal of a request whose caller is not known, or asks too often."""
-        address = self._find_address(request) or ""
+        address = self._identity.find_address(request) or ""
         if (pause := self._rates.find_pause(address)) is not None:
             return _refuse_for(request, pause, "wrong tokens came from your address too often")
         try:
@@ -161,7 +161,7 @@ class Access:
     async def _sign_in(self, request: Request) -> Response:
         """Return a session to who sends a token, and lead back to the page where the form was."""
         token, place = await sign_in.read_form(request)
-        address = self._find_address(request)
+        address = self._identity.find_address(request)
         if (pause := self._rates.find_pause(address or "")) is not None:
             return _refuse_for(request, pause, "wrong tokens came from your address too often")
         try:
@@ -206,10 +206,6 @@ class Access:
             words = f"the database has not answered for {LONGEST_SECONDS:g} s"
             raise PoolTimeoutError(words) from None
 
-    def _find_address(self, request: Request) -> str | None:
-        peer = request.client.host if request.client else None
-        return self._identity.find_address(request.headers, peer)
-
     def _watch(self, request: Request, send: Send) -> Send:
         """Return a `send` that writes deeds and refusals into the audit log before the answer."""
 
@@ -222,7 +218,7 @@ class Access:
 
     async def _write_down(self, request: Request, answer: Message) -> None:
         caller: Caller | None = request.state.caller
-        address = self._find_address(request)
+        address = self._identity.find_address(request)
         refused = answer["status"] in REFUSALS
         needed = getattr(request.state, "needed", "read")
         is_deed = request.method not in READING and answer["status"] < 400

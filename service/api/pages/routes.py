@@ -24,7 +24,6 @@ from starlette.staticfiles import StaticFiles
 
 from eigensweep.common.direction import sign
 from eigensweep.protocol import states
-from eigensweep.protocol.messages import SpecJson
 from eigensweep.reports.markdown import caption_of, cost_words, remarks_of
 from eigensweep.reports.page import make_tables
 from eigensweep.results.ranking import OBJECTIVE
@@ -217,7 +216,7 @@ def show_experiment(service: TheService, caller: Reader, id: ExperimentId) -> Re
         failures=failures,
         trials=best,
         lineages=list_lineages(service.record, id),
-        spec_text=_write_yaml(experiment.spec),
+        spec_text=write_text(experiment.spec, 88),
         is_live=experiment.state not in states.ENDED,
     )
 
@@ -421,7 +420,7 @@ def show_form(
     return render(
         caller,
         "new.html",
-        text=_write_yaml(spec),
+        text=write_text(spec, 88),
         presets=catalogue.list_presets().items,
         query=query,
         preset=preset,
@@ -437,10 +436,6 @@ def _find_ahead(metric: Metric, shown: Sequence[TrialSummary]) -> TrialSummary |
         key=lambda each: sign(metric.better) * (each.metrics[OBJECTIVE] or 0),
         default=None,
     )
-
-
-def _write_yaml(spec: SpecJson) -> str:
-    return write_text(spec, 88)
 
 
 def _make_log(trial: TrialNow) -> list[tuple[datetime, str]]:

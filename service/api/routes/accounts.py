@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Annotated
 
 from fastapi import APIRouter, Body, FastAPI, Path, Query, Request, Response
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
 from eigensweep.common.plain_numbers import PlainNumbers
 from eigensweep.service.api.answers.errors import answer_errors, describe_errors
@@ -94,10 +94,8 @@ class UserRequest(Asked):
     quotas: accounts.Quotas = accounts.Quotas()
 
 
-class TokenRequest(PlainNumbers):
+class TokenRequest(Asked, PlainNumbers):
     """A new token."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     user: NewName = Field(description="Made, if there is none", examples=["anna"])
     scope: accounts.ScopeName

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from eigensweep.analyses import ANALYSES
 from eigensweep.analyses.base import Kind
+from eigensweep.analyses.messages import FILES
 from eigensweep.service.api.answers.errors import NotInCatalogueError, describe_errors
 from eigensweep.service.api.answers.paging import cut, decode
 from eigensweep.service.api.answers.schemas import AnswerModel, Page, PageAsked
@@ -31,12 +32,8 @@ kinds = APIRouter(tags=["analyses"], route_class=DescribedRoute)
 AnalysisId = Annotated[str, Path(min_length=1, max_length=32, description="As the post gave it")]
 SORT: Final = "-created_at"
 
-FILES: Final = {
-    "result.json": "application/json",
-    "table.csv": "text/csv",
-    "figure.png": "image/png",
-    "figure.svg": "image/svg+xml",
-}
+KINDS: Final = ("application/json", "text/csv", "image/png", "image/svg+xml")
+"""The media types of `FILES`, in their order."""
 
 
 class AnalysisLinks(AnswerModel):
@@ -165,7 +162,7 @@ def get_analysis(service: TheService, id: AnalysisId) -> AnalysisNow:
     responses={
         200: {
             "description": "The numbers as JSON or as a table, or the picture",
-            "content": {kind: {} for kind in FILES.values()},
+            "content": {kind: {} for kind in KINDS},
         }
     },
 )
@@ -174,7 +171,8 @@ def get_file(
 ) -> FileResponse:
     """Return `result.json`, `table.csv`, `figure.png` or `figure.svg` of a finished analysis."""
     path = service.analyses.file(id, name)
-    return FileResponse(path, media_type=FILES[name], headers={"X-Content-Type-Options": "nosniff"})
+    kind = KINDS[FILES.index(name)]
+    return FileResponse(path, media_type=kind, headers={"X-Content-Type-Options": "nosniff"})
 
 
 @kinds.get("/analysis-kinds", summary="List kinds of analyses")

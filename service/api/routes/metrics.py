@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
-from typing import Final
+from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -109,28 +110,18 @@ def _about_parts(service: Service | None, version: str) -> Iterator[Metric]:
     info = InfoMetricFamily("eigensweep_build", "The version of the service.")
     info.add_metric([], {"version": version})
     yield info
-    ready = GaugeMetricFamily(
-        "eigensweep_ready",
-        "Whether a part is ready (1) or not (0), as /readyz says.",
-        labels=["part"],
-    )
-    free = GaugeMetricFamily(
-        "eigensweep_disk_free_bytes", "Free space of a folder's disk.", labels=["folder"]
-    )
-    size = GaugeMetricFamily(
-        "eigensweep_disk_size_bytes", "Size of a folder's disk.", labels=["folder"]
-    )
+    ready, free, size = dict[str, float](), dict[str, float](), dict[str, float]()
     if service is not None:
-        for name, look in CHECKS.items():
-            ready.add_metric([name], float(look(service).ready))
+        ready = {name: look(service).ready for name, look in CHECKS.items()}
         for name, folder in service.settings.disk_folders.items():
-            try:
+            # The folder is made when it is first needed, and a shared one may hang.
+            with suppress(OSError, StoreAwayError):
                 usage = service.look_at(name, partial(shutil.disk_usage, folder))
-            except (OSError, StoreAwayError):
-                continue  # the folder is made when it is first needed, and a shared one may hang
-            free.add_metric([name], usage.free)
-            size.add_metric([name], usage.total)
-    yield from (ready, free, size)
+                free[name], size[name] = usage.free, usage.total
+    words = "Whether a part is ready (1) or not (0), as /readyz says."
+    yield _by_label("ready", words, "part", ready)
+    yield _by_label("disk_free_bytes", "Free space of a folder's disk.", "folder", free)
+    yield _by_label("disk_size_bytes", "Size of a folder's disk.", "folder", size)
 
 
 def _about_record(counts: Counts) -> Iterator[Metric]:
@@ -163,14 +154,8 @@ def _about_record(counts: Counts) -> Iterator[Metric]:
     )
     backlog = {"trials": counts.undelivered_trials, "experiments": counts.undelivered_experiments}
     yield _by_label("mlflow_backlog", "What has ended and is not in MLflow yet.", "what", backlog)
-    used = CounterMetricFamily(
-        "eigensweep_device_seconds",
-        "Seconds for which trials had a process, times the CPU cores or GPUs of each.",
-        labels=["kind"],
-    )
-    for kind, occupied in counts.device_seconds.items():
-        used.add_metric([kind], occupied)
-    yield used
+    words = "Seconds for which trials had a process, times the CPU cores or GPUs of each."
+    yield _by_label("device_seconds", words, "kind", counts.device_seconds, CounterMetricFamily)
     yield from _about_devices(counts.trainers)
 
 
@@ -196,8 +181,10 @@ def _about_devices(trainers: list[Trainer]) -> Iterator[Metric]:
     yield _by_label("lanes", "Lanes of engines that train, used and free.", "use", lanes)
 
 
-def _by_label(name: str, words: str, label: str, values: dict[str, int]) -> Metric:
-    family = GaugeMetricFamily(f"eigensweep_{name}", words, labels=[label])
+def _by_label(
+    name: str, words: str, label: str, values: Mapping[str, float], kind: Any = GaugeMetricFamily
+) -> Metric:
+    family = kind(f"eigensweep_{name}", words, labels=[label])
     for value, count in values.items():
         family.add_metric([value], count)
     return family

@@ -7,7 +7,7 @@ from enum import StrEnum
 from itertools import count
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
 from eigensweep.protocol.states import TrialState
@@ -19,6 +19,7 @@ from eigensweep.service.api.answers.schemas import Page, PageAsked, TrialNow, Tr
 from eigensweep.service.api.answers.written import WrittenRoute
 from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
+from eigensweep.service.api.routes.overviews import TrialNumber
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.views.queries import StoredTrial
 from eigensweep.workers.driver.summary.export import export_study
@@ -125,8 +126,6 @@ def _read_rows(service: Service, id: str) -> Iterator[list[Row]]:
 
 
 @router.get("/experiments/{id}/trials/{number}", summary="Look at a trial")
-def get_trial(
-    service: TheService, id: ExperimentId, number: Annotated[int, Path(ge=0, le=2**31 - 1)]
-) -> TrialNow:
+def get_trial(service: TheService, id: ExperimentId, number: TrialNumber) -> TrialNow:
     """Return a trial with its configuration, rung reports, attempts and result."""
     return service.views.trial(service.record.trial(id, number))

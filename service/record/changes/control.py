@@ -14,6 +14,7 @@ from sqlalchemy import delete, select, update
 from eigensweep.protocol.states import ACTIONS, DONE, DRIVEN, Action
 from eigensweep.service.record.errors import ExperimentNotFoundError, WrongStateError
 from eigensweep.service.record.journal import emit, end_experiment, move_experiment
+from eigensweep.service.record.leadership import Leadership
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.rows import RowSession
 from eigensweep.service.record.sql.tables import EventRow, ExperimentRow, JobRow, TrialRow
@@ -30,8 +31,17 @@ class Control(Queries):
     its state does not allow the action.
     """
 
+    leadership: Leadership | None = None
+    """Who of several services drives experiments; None: there is only this one."""
+
     def fence(self, rows: RowSession) -> None:
-        """Refuse a transaction of a service that leads no more; here there is only this one."""
+        """Refuse a transaction of a service that leads no more.
+
+        Raises:
+            NotLeadingError: if another service leads.
+        """
+        if self.leadership is not None:
+            self.leadership.require(rows)
 
     @database.transaction
     def cancel(self, rows: RowSession, id: str) -> None:

@@ -60,18 +60,15 @@ def make_row(
     )
 
 
-def have_same_spec(stored: ExperimentRow, posted: ExperimentRow) -> bool:
-    """Return whether a stored experiment has the spec that is posted now.
+def has_spec(stored: ExperimentRow, spec: ExperimentSpec) -> bool:
+    """Return whether an experiment has this spec now; it may have been extended since its post.
 
     An earlier version may have stored it. Its specs had fewer fields, so their digests differ.
     """
-    if stored.fingerprint == posted.fingerprint:
-        return True
     try:
-        spec = ExperimentSpec.from_stored(stored.spec)
+        return _write_json(ExperimentSpec.from_stored(stored.spec))[1] == _write_json(spec)[1]
     except UnreadableSpecError:
         return False
-    return _write_json(spec)[1] == posted.fingerprint
 
 
 def _write_json(spec: ExperimentSpec) -> tuple[SpecJson, str]:

@@ -100,14 +100,12 @@ class Reopening(Control):
 
         They are made before anything is written: that takes longer than to write them.
         """
-        return database.look(self.url, partial(_configure_chosen, id, spec, chosen))
 
+        def configure(connection: Connection) -> dict[int, str]:
+            trials = (trial for _, trial in walk(RowSession(connection), chosen, id))
+            return {trial.number: json.dumps(_configure(spec, trial)) for trial in trials}
 
-def _configure_chosen(
-    id: str, spec: ExperimentSpec, chosen: Select[Any], connection: Connection
-) -> dict[int, str]:
-    trials = (trial for _, trial in walk(RowSession(connection), chosen, id))
-    return {trial.number: json.dumps(_configure(spec, trial)) for trial in trials}
+        return database.look(self.url, configure)
 
 
 def _lock(

@@ -147,13 +147,11 @@ def finish_trial(
     A reopened trial that failed or was cancelled gets its earlier end back.
     """
     close_attempt(rows, trial, None)
-    before = trial.earlier
-    if before is not None:
+    if (before := trial.earlier) is not None:
         trial.earlier, trial.tracked = None, False
-    if before is not None and states.brings_back(before["state"], outcome):
-        _bring_back(rows, experiment, trial, before, outcome, error)
-        return
-    if before is not None:
+        if states.brings_back(before["state"], outcome):
+            _bring_back(rows, experiment, trial, before, outcome, error)
+            return
         trial.tier -= (trial.replicates or 1) - before["config"].get("replicates", 1)
     kind = move_trial(trial, outcome)
     trial.result = replace_non_finite(result)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from sqlalchemy import Row, bindparam, func, select
@@ -25,30 +24,22 @@ _RUNNING: Final = select(AttemptRow.__table__).where(
 )
 
 
-@dataclass(frozen=True)
-class Devices:
-    """What one trial occupies while it has a process."""
-
-    cpus: float
-    gpus: float
-
-
-def devices_of(spec: SpecJson, lanes: int | None = None) -> Devices:
-    """Return what a trial of a spec occupies; `lanes` are those of the engine that trains it.
+def devices_of(spec: SpecJson, lanes: int | None = None) -> tuple[float, float]:
+    """Return CPUs and GPUs that a trial occupies; `lanes` are those of the engine that trains it.
 
     Trials that share an engine have equal parts of its devices.
 
     >>> devices_of({"resources": {"cpus": 2, "gpus": 1}})
-    Devices(cpus=2.0, gpus=1.0)
+    (2.0, 1.0)
     >>> devices_of({"resources": {"cpus": 1, "gpus": 1, "lanes": 4}})
-    Devices(cpus=0.2, gpus=0.2)
+    (0.2, 0.2)
     """
     resources = spec.get("resources") or {}
     asked = resources.get("lanes")
     number = lanes if asked == "auto" else asked
     members = 1 if number is None else count_members(number, spec.get("replicates") or 1)
     cpus, gpus = resources.get("cpus", 1.0), resources.get("gpus", 0.0)
-    return Devices(float(cpus) / members, float(gpus) / members)
+    return float(cpus) / members, float(gpus) / members
 
 
 def leave_out(rows: RowSession, experiment: ExperimentRow, since: float, reason: str) -> None:
@@ -77,11 +68,11 @@ def count_use(
     seconds = max(0.0, now - (attempt.counted_at or attempt.started_at))
     attempt.counted_at = now
     experiment = rows.get_one(ExperimentRow, trial.experiment_id)
-    devices = devices_of(experiment.spec, (attempt.place or {}).get("lanes"))
+    cpus, gpus = devices_of(experiment.spec, (attempt.place or {}).get("lanes"))
     for row in (trial, experiment):
         row.trial_seconds += seconds
-        row.cpu_seconds += seconds * devices.cpus
-        row.gpu_seconds += seconds * devices.gpus
+        row.cpu_seconds += seconds * cpus
+        row.gpu_seconds += seconds * gpus
 
 
 def sum_by_user(url: str) -> Sequence[Row[str, int, float, float, float]]:

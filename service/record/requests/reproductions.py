@@ -26,7 +26,7 @@ from eigensweep.protocol.states import ENDED
 from eigensweep.reports.messages import FILES, JSON, MOST_SEEDS, ReportOutcome, Results, Until
 from eigensweep.reports.results import UNFINISHED, name_file, read_results
 from eigensweep.search_spaces.checks.checks import check_spec
-from eigensweep.search_spaces.errors import SpecError, UnreadableSpecError
+from eigensweep.search_spaces.errors import SpecError
 from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.search_spaces.shipped.reproductions import (
     Budget,
@@ -35,6 +35,7 @@ from eigensweep.search_spaces.shipped.reproductions import (
     suite_names,
 )
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.record.changes.posting import has_spec
 from eigensweep.service.record.errors import (
     ConflictError,
     ExperimentNotFoundError,
@@ -44,7 +45,7 @@ from eigensweep.service.record.errors import (
 from eigensweep.service.record.jobs import PATIENCE, AskedJob, Jobs
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.requests.taking_up import take_up
-from eigensweep.service.record.sql.tables import OPERATOR, ExperimentRow, JobKind, JobRow
+from eigensweep.service.record.sql.tables import OPERATOR, JobKind, JobRow
 from eigensweep.store.places.durable_files import make_folder
 
 logger = logging.getLogger(__name__)
@@ -208,7 +209,7 @@ class Reproductions:
         """
         names = [name_file(each, budget) for each in (name, load_suite(name).same_as) if each]
         for path in (*names, *(f"{UNFINISHED}/{each}" for each in names)):
-            found = self._read_results(path)
+            found = self.read_results(path)
             if found is None:
                 continue
             try:
@@ -216,14 +217,11 @@ class Reproductions:
             except (LookupError, TypeError, ValueError) as error:  # no spec of ours, or no trial
                 logger.warning("results are not taken up path=%s: %r", path, error)
 
-    def find_results(self, name: str, budget: Budget) -> Results | None:
-        """Return the results of other machines for a suite; None if there are none.
+    def read_results(self, path: str) -> Results | None:
+        """Return results of other machines; None if there are none of this name.
 
         A file that cannot be read counts as none, with a warning: its trials are trained here.
         """
-        return self._read_results(name_file(name, budget))
-
-    def _read_results(self, path: str) -> Results | None:
         if self.results is None:
             return None
         try:
@@ -425,17 +423,6 @@ def make_id(
 def digest(spec: ExperimentSpec) -> str:
     """Return the digest of a spec, 16 hex digits."""
     return _digest(spec.model_dump(mode="json"))
-
-
-def has_spec(row: ExperimentRow, spec: ExperimentSpec) -> bool:
-    """Return whether an experiment has this spec now; it may have been extended since its post.
-
-    An earlier version may have stored it, with fewer fields.
-    """
-    try:
-        return digest(ExperimentSpec.from_stored(row.spec)) == digest(spec)
-    except UnreadableSpecError:
-        return False
 
 
 def _digest(content: Iterable[Any]) -> str:

@@ -212,11 +212,7 @@ def _set_up_sqlite(connection: sqlite3.Connection, _: object) -> None:
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA foreign_keys=ON")
     # SQLite's own knows ASCII alone, and names are searched for in any case.
-    connection.create_function("lower", 1, _lower, deterministic=True)
-
-
-def _lower(text: str | None) -> str | None:
-    return None if text is None else text.lower()
+    connection.create_function("lower", 1, lambda text: text and text.lower(), deterministic=True)
 
 
 def _begin_sqlite(connection: Connection) -> None:
@@ -397,8 +393,15 @@ def _transact(
     mode: Mode,
 ) -> T:
     turn = nullcontext() if mode == "reads" else writers_turn(url)
-    with _say_what_lacks(url), turn, begin(_bound(url, mode)) as session:
-        return work(session)
+    try:
+        with turn, begin(_bound(url, mode)) as session:
+            return work(session)
+    except DBAPIError as error:
+        if lacks_schema(error):
+            raise WrongSchemaError(url, error) from error
+        if is_damaged(error):
+            _note_damage(url, error.orig)
+        raise
 
 
 @contextmanager
@@ -419,19 +422,6 @@ def _open_rows(bound: Engine) -> Iterator[RowSession]:
 def _bound(url: str, mode: Mode) -> Engine:
     """Return the engine, as it begins transactions of a mode."""
     return engine(url) if mode == "reads" else engine(url).execution_options(mode=mode)
-
-
-@contextmanager
-def _say_what_lacks(url: str) -> Iterator[None]:
-    """Raise WrongSchemaError in place of an error that says that a table or column is missing."""
-    try:
-        yield
-    except DBAPIError as error:
-        if lacks_schema(error):
-            raise WrongSchemaError(url, error) from error
-        if is_damaged(error):
-            _note_damage(url, error.orig)
-        raise
 
 
 def _log_away(state: RetryCallState) -> None:

@@ -59,8 +59,7 @@ class GroupCommit:
         with self._turn:
             if not mine.answer.done():
                 self._write_waiting()
-        answer: T = mine.answer.result()
-        return answer
+        return mine.answer.result()
 
     def _write_waiting(self) -> None:
         taken = [self._waiting.popleft() for _ in range(len(self._waiting))]

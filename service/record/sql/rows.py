@@ -122,23 +122,16 @@ def read_first(
 
     The statement is prepared once and kept, so it should be a constant.
     """
-    return next(iter(_fetch(connection, statement, values, 1)), None)
+    return next(iter(read_all(connection, statement, values)), None)
 
 
 def read_all(
     connection: sa.Connection, statement: ClauseElement, values: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """Return all rows of a query in the same way; it should find few."""
-    return _fetch(connection, statement, values, None)
-
-
-def _fetch(
-    connection: sa.Connection, statement: ClauseElement, values: Mapping[str, Any], most: int | None
-) -> list[dict[str, Any]]:
     prepared = _prepare(statement, connection.dialect)
     cursor = _execute(connection, prepared, values)
-    found = cursor.fetchall() if most is None else cursor.fetchmany(most)
-    rows = [prepared.read(each, cursor.description) for each in found]
+    rows = [prepared.read(each, cursor.description) for each in cursor.fetchall()]
     cursor.close()
     return rows
 
@@ -152,8 +145,10 @@ class _Prepared:
         self._dialect = dialect
         self._order: list[str] | None = compiled.positiontup if compiled.positional else None
         self._constants: dict[str, object] = compiled.params
-        kinds = {name: each.type for name, each in compiled.binds.items()}
-        found = {name: _own(kind, dialect).bind_processor(dialect) for name, kind in kinds.items()}
+        found = {
+            name: each.type.dialect_impl(dialect).bind_processor(dialect)
+            for name, each in compiled.binds.items()
+        }
         self._to_database = {name: convert for name, convert in found.items() if convert}
         self._columns: dict[str, TypeEngine[Any]] = {
             column.key: column.type for column in getattr(statement, "selected_columns", ())
@@ -180,7 +175,7 @@ class _Prepared:
     def _find_converts(self, codes: list[Any]) -> list[tuple[str, Convert]]:
         """Return how each column is converted; `codes` are what the driver calls their types."""
         converts = {
-            name: _own(kind, self._dialect).result_processor(self._dialect, code)
+            name: kind.dialect_impl(self._dialect).result_processor(self._dialect, code)
             for (name, kind), code in zip(self._columns.items(), codes, strict=True)
         }
         return [(name, _remember(convert)) for name, convert in converts.items() if convert]
@@ -201,11 +196,6 @@ def _remember(convert: Convert) -> Convert:
         return known[1]
 
     return convert_anew
-
-
-def _own(kind: TypeEngine[Any], dialect: sa.Dialect) -> TypeEngine[Any]:
-    """Return a type as this database has it."""
-    return kind.dialect_impl(dialect)
 
 
 @lru_cache(maxsize=256)

@@ -54,14 +54,8 @@ TRIAL_SORTS: dict[str, tuple[InstrumentedAttribute[Any], ...]] = {
     "value": (TrialRow.tier, TrialRow.rank, TrialRow.number),
 }
 OF_BEST: tuple[InstrumentedAttribute[Any], ...] = (
-    *(
-        TrialRow.arm,
-        TrialRow.state,
-        TrialRow.params,
-        TrialRow.value,
-        TrialRow.run_id,
-        TrialRow.run_project,
-    ),
+    *(TrialRow.arm, TrialRow.state, TrialRow.params),
+    *(TrialRow.value, TrialRow.run_id, TrialRow.run_project),
 )
 """What a list of experiments has of the best trial, beside its number."""
 
@@ -204,8 +198,7 @@ class Queries(database.AtDatabase):
         found = database.look(self.url, lambda c: read_first(c, _STATE, {"id": id}))
         if found is None:
             raise ExperimentNotFoundError(id)
-        state: ExperimentState = found["state"]
-        return state
+        return found["state"]
 
     @database.reading
     def experiments(
@@ -244,7 +237,8 @@ class Queries(database.AtDatabase):
         counts = count_states(session, ids)
         best = {t.experiment_id: t for t in session.scalars(_HEADS_OF_BEST, {"ids": ids})}
         records = {id: TrialRecord(trial) for id, trial in best.items()}
-        places = _find_places(session, rows)
+        queued = [row.id for row in rows if row.state == "queued"]
+        places = find_places(session, queued) if queued else {}
         return [
             ExperimentRecord(row, counts[row.id], records.get(row.id), places.get(row.id))
             for row in rows
@@ -386,12 +380,6 @@ def _find_sources(session: Session, id: str) -> tuple[str, ...]:
     return tuple(sorted(filter(None, session.scalars(sa.select(source).distinct()))))
 
 
-def _find_places(session: Session, rows: Sequence[ExperimentRow]) -> dict[str, int]:
-    """Return the places in the queue of experiments that are queued; mostly none is."""
-    queued = [row.id for row in rows if row.state == "queued"]
-    return find_places(session, queued) if queued else {}
-
-
 def _limit_page(
     query: sa.Select[Any],
     sorts: dict[str, tuple[InstrumentedAttribute[Any], ...]],
@@ -480,6 +468,13 @@ def _read_row(
     )
 
 
+def _select_of_trial(entity: type[Row]) -> sa.Select[Row]:
+    """Return a query for the rows of one trial in a table, in order."""
+    table = entity.__table__
+    mine = table.c.experiment_id == sa.bindparam("id"), table.c.number == sa.bindparam("number")
+    return sa.select(entity).where(*mine).order_by(*table.primary_key)
+
+
 def _add_history(session: Session, trial: TrialRow) -> TrialRecord:
     name = {"id": trial.experiment_id, "number": trial.number}
     reports = list(session.scalars(_REPORTS, name))
@@ -490,20 +485,7 @@ def _add_history(session: Session, trial: TrialRow) -> TrialRecord:
 _IDS: Final[sa.BindParameter[Any]] = sa.bindparam("ids", expanding=True)
 _BEST = _select_best()
 _HEADS_OF_BEST = _BEST.options(load_only(*OF_BEST, raiseload=True))
-_REPORTS = (
-    sa.select(ReportRow)
-    .where(
-        ReportRow.experiment_id == sa.bindparam("id"), ReportRow.number == sa.bindparam("number")
-    )
-    .order_by(ReportRow.step)
-)
-_ATTEMPTS = (
-    sa.select(AttemptRow)
-    .where(
-        AttemptRow.experiment_id == sa.bindparam("id"), AttemptRow.number == sa.bindparam("number")
-    )
-    .order_by(AttemptRow.attempt)
-)
+_REPORTS, _ATTEMPTS = _select_of_trial(ReportRow), _select_of_trial(AttemptRow)
 _LISTED = _store_columns(TrialRow, "config")
 _LISTED_TRIALS = sa.select(*_LISTED)
 _REPORT = _store_columns(ReportRow)

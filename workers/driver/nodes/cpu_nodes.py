@@ -84,8 +84,7 @@ class CpuNodes:
 
 
 def _list_free() -> Mapping[str, Mapping[str, float]]:
-    found: dict[str, dict[str, float]] = ray._private.state.available_resources_per_node()  # type: ignore[no-untyped-call]
-    return found
+    return ray._private.state.available_resources_per_node()  # type: ignore[no-untyped-call]
 
 
 CPU_NODES: Final = CpuNodes(list_living_nodes, _list_free)

@@ -11,14 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 import ray
 from ray.autoscaler.sdk import request_resources
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from eigensweep.protocol.shares import NO_LABELS, Share
-from eigensweep.workers.processes.engine_actor import NAMESPACE
+from eigensweep.workers.processes.engine_actor import find_or_start
 
 logger = logging.getLogger(__name__)
 
@@ -111,19 +110,6 @@ def _request(bundles: list[Bundle], labels: list[Labels]) -> None:
 
 def wish(experiment: str, bundles: list[Bundle], labels: Labels) -> None:
     """Tell the cluster's autoscaler what an experiment wants; without one nothing happens."""
-    here = ray.get_runtime_context().get_node_id()
     with suppress(ray.exceptions.RayError):
-        actor: Any = (
-            ray.remote(DemandActor)
-            .options(
-                name=NAME,
-                namespace=NAMESPACE,
-                get_if_exists=True,
-                lifetime="detached",
-                max_restarts=-1,
-                num_cpus=0,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
-            )
-            .remote()
-        )
+        actor = find_or_start(DemandActor, NAME, max_restarts=-1)
         actor.wish.remote(experiment, bundles, dict(labels))

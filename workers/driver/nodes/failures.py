@@ -55,10 +55,6 @@ class Failures:
             return False
         self._in_a_row += 1
         self._last = error or "unknown"
-        return self.see_loss(node)
-
-    def see_loss(self, node: str | None) -> bool:
-        """Note that a trial could not go on there; return whether to cordon the node."""
         self._here = self._here + 1 if node == self._node else 1
         self._node = node
         if node is None or self._here < MOST_HERE:
@@ -66,10 +62,8 @@ class Failures:
         self._here = MOST_HERE - 1  # when it is tried again, one more trial tells enough
         return True
 
-    def notice(self) -> Notice | None:
-        """Return why the experiment should be paused; None: it should not."""
-        if not self.are_too_many:
-            return None
+    def notice(self) -> Notice:
+        """Return why the experiment should be paused, once `are_too_many`."""
         words = (
             f"paused, because {self._in_a_row} trials in a row have failed and none has ended well "
             "in between. Once the reason is mended, resume it: it goes on with the trials that are "

@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, TypedDict
+from typing import Any
 
 import ray
 from ray.actor import ActorHandle
 
 from eigensweep.protocol.messages import Order, Place
 from eigensweep.workers.ray_nodes import list_nodes
-
-
-class _Address(TypedDict):
-    NodeID: str
-
-
-class _RayActor(TypedDict):
-    """What Ray tells of an actor, as far as it is read here."""
-
-    Address: _Address
-    Pid: int
 
 
 def find_place(actor: Any, order: Order) -> Place | None:
@@ -44,7 +33,7 @@ def place_actor(actor_id: str, order: Order) -> Place | None:
 @lru_cache(maxsize=4096)
 def _find_process(actor: str) -> tuple[str, int] | None:
     """Return Ray's id of the node and the number of the process: asked once for each process."""
-    told: _RayActor | None = ray._private.state.actors(actor)
+    told: Any = ray._private.state.actors(actor)
     return (told["Address"]["NodeID"], told["Pid"]) if told else None
 
 

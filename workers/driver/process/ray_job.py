@@ -27,5 +27,4 @@ def connect(experiment: str | None = None, **settings: Any) -> dict[str, str]:
         configure_logging=False,
         **settings,
     )
-    addresses: dict[str, str] = context.address_info
-    return addresses
+    return context.address_info

@@ -20,10 +20,10 @@ from contextlib import suppress
 from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from eigensweep.common.loading import load_for_good
-from eigensweep.common.parents import die_with_starter, end_fork
+from eigensweep.common.parents import die_with_starter, end_fork, find_status
 from eigensweep.workers.deaths import Death
 from eigensweep.workers.driver.process.driver_order import Request
 
@@ -59,16 +59,13 @@ class Zygote:
         told = 0.0
         while not self._is_stale:
             if time.monotonic() >= told + TELL_SECONDS:
-                self._tell("alive")
+                self._pipe.send(("alive",))
                 told = time.monotonic()
             for ready in wait([self._pipe, *self._drivers], TELL_SECONDS):
                 if isinstance(ready, int):
                     self._bury(ready)
                 else:
                     self._fork(self._pipe.recv())
-
-    def _tell(self, word: str, *about: Any) -> None:
-        self._pipe.send((word, *about))
 
     def _fork(self, request: Request) -> None:
         """Fork a driver, unless other code is on the disk by now: its trials would have that."""
@@ -88,7 +85,7 @@ class Zygote:
         os.close(waiting)
         os.set_blocking(reading, False)
         self._drivers[os.pidfd_open(pid)] = request.number, reading
-        self._tell("forked", request.number, pid)
+        self._pipe.send(("forked", request.number, pid))
         os.write(going, GO)  # whoever was not told of it asks for another one
         os.close(going)
 
@@ -122,15 +119,11 @@ class Zygote:
     def _bury(self, end: int) -> None:
         """Tell how a driver ended, and forget it."""
         number, reading = self._drivers.pop(end)
-        seen = os.waitid(os.P_PIDFD, end, os.WEXITED)
-        assert seen is not None
-        death = None
+        status, death = find_status(end), None
         with suppress(BlockingIOError), open(reading, "rb") as words:
             for line in words:  # the last one counts
                 death = (told := json.loads(line)) and Death(**told)
-        os.close(end)
-        status = seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
-        self._tell("ended", number, status, death)
+        self._pipe.send(("ended", number, status, death))
 
 
 def write_to(log: str) -> None:

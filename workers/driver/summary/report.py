@@ -56,7 +56,15 @@ class WrittenReport:
         """
         if self.folder is None or self.order is None:
             return []
-        _draw(self.folder, self.order)
+        command = [sys.executable, "-m", PLOTS, str(self.folder)]
+        try:
+            done = subprocess.run(
+                command, input=self.order, text=True, capture_output=True, timeout=DRAWING_SECONDS
+            )
+            if done.returncode:
+                logger.warning("no plots: %s", done.stderr[-2000:])
+        except (OSError, subprocess.TimeoutExpired) as error:
+            logger.warning("no plots: %s", error)
         return sorted(self.folder.glob("*.png"))
 
 
@@ -128,16 +136,3 @@ class _Drawn:
         labels, drawn = self._labels[arm], self.order["arms"][arm]
         drawn["params"].append({labels[path]: setting for path, setting in params.items()})
         drawn["values"].append(value)
-
-
-def _draw(folder: Path, order: str) -> None:
-    command = [sys.executable, "-m", PLOTS, str(folder)]
-    try:
-        done = subprocess.run(
-            command, input=order, text=True, capture_output=True, timeout=DRAWING_SECONDS
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        logger.warning("no plots: %s", error)
-        return
-    if done.returncode:
-        logger.warning("no plots: %s", done.stderr[-2000:])

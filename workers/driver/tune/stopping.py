@@ -39,9 +39,8 @@ class StopReason:
         self._cancel_mark = cancel_mark(storage, experiment)
         self._pause_mark = pause_mark(storage, experiment)
         self._reason: str | None = None
-        self.is_marked = False
-        """Whether the marks in the store are those of the reason."""
         self._marked_at = float("-inf")
+        """When the marks in the store became those of the reason."""
         self._asked_at = float("-inf")
 
     def __call__(self) -> str | None:
@@ -51,12 +50,12 @@ class StopReason:
         self._asked_at, before = time.monotonic(), self._reason
         if before is None or self.is_pause:
             self._reason = self._find() or before
-        if self._reason != before or self._asked_at >= self._marked_at + MARK_SECONDS:
-            self.is_marked = False
-        if not self.is_marked and self._store.may_ask:
+        if self._reason != before:
+            self._marked_at = float("-inf")
+        if self._asked_at >= self._marked_at + MARK_SECONDS and self._store.may_ask:
             with self._store.asking():
                 self._mark()
-                self.is_marked, self._marked_at = True, self._asked_at
+                self._marked_at = self._asked_at
         return self._reason
 
     @property
