@@ -128,7 +128,7 @@ def compare_cores(
                 groups[-1].join(training)
         return groups
 
-    one, several = make_groups(1), make_groups(cores)
+    one, several = make_groups(1), make_groups(min(cores, replicates))
     ways: dict[str, Callable[[], float]] = {
         "threads of PyTorch": partial(take, Threads(1, cores)),
         "replicates at once": partial(take, Threads(cores, 1)),

@@ -374,7 +374,8 @@ class ResourcesConfig(Strict):
         gt=0,
         le=1024,
         description="CPU cores of one trial, whose replicates train at once, a core each (three or "
-        "more small ones share one, which is faster); with `lanes`, of all that train side by side",
+        "more small ones share one, which is mostly faster); with `lanes`, of all that train side "
+        "by side",
     )
     gpus: float = Field(
         0.0,

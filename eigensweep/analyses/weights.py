@@ -13,7 +13,7 @@ from eigensweep.models.base import Model
 from eigensweep.search_spaces.labels import say_count
 from eigensweep.store.checkpoints import Snapshot, Store
 from eigensweep.tasks.base import Task
-from eigensweep.training.selection import selected_weights
+from eigensweep.training.selection import selected
 from eigensweep.training.training import Training
 from eigensweep.training.weights import check_budget
 
@@ -103,14 +103,13 @@ def _load_weights(
         return best["weights"], best["step"]
     if which == "last":
         return state["model"], state["step"]
-    weights = selected_weights(state)
-    if weights is None:
+    chosen = selected(state)
+    if chosen is None:
         raise ValueError(
             f"trial {subject.number} has no best weights, since none of its evaluations "
             "was finite; ask for the last ones"
         )
-    selection = state["selection"]
-    return weights, (selection["final"] or selection["scheduled"])["step"]
+    return chosen.weights, chosen.step
 
 
 def load_snapshot(subject: TrialSubject, seed: int, folders: Folders) -> Snapshot:

@@ -53,7 +53,7 @@ def path_of_suite(name: str) -> str:
     """Return where the API has a suite.
 
     Raises:
-        InputError: if the name has dots alone, which would ask for the list.
+        InputError: if the name is empty or has dots alone, which would ask for the list.
     """
     if not name.strip("."):
         raise InputError(f"expected the name of a table or figure, got {name!r}: see `--list`")

@@ -43,8 +43,11 @@ def die_with_starter() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def find_status(end: int) -> int:
-    """Wait for a child, given as a `pidfd`, and close that; return its status, below 0 a signal."""
+def reap(end: int) -> int:
+    """Wait for a child, given as a `pidfd`, and close that.
+
+    Return its exit status, or minus the number of the signal that ended it.
+    """
     seen = os.waitid(os.P_PIDFD, end, os.WEXITED)
     os.close(end)
     assert seen is not None

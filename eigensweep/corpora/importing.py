@@ -151,8 +151,7 @@ class Importer:
     def _finish(
         self, corpus: KnownCorpus, folders: dict[str, dict[str, bytes]], origin: Path
     ) -> None:
-        """Put a corpus of many files in its place: what a folder offers, or all together."""
-        """Copy a corpus of many files if all of them were collected."""
+        """Put a corpus of many files in its place if a folder, or all together, offer it whole."""
         whole = corpus.contents
         assert isinstance(whole, FileGroup)
         every: dict[str, bytes] = {}

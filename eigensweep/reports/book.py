@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +31,7 @@ from eigensweep.reports.report import ReportContent, make_report
 from eigensweep.reports.results import name_file, read_folder
 from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.shipped.reproductions import make_specs, suite_names
+from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.store.places.durable_files import write_whole
 
 EARLIER: Final = "earlier.json"
@@ -151,22 +153,25 @@ def name_picture(name: str) -> str:
 
 
 def is_outdated(results: Results) -> bool:
-    """Return whether the suite has trials or seeds now that these results do not have."""
-    wanted = {
-        (config.content_hash(), seed)
+    """Return whether the suite has trials or seeds now that these results do not have.
+
+    A trial without a result was tried, and has no seeds that could be counted.
+    """
+    if any(each.state == "unavailable" for each in results.experiments):
+        return False
+    known: dict[str | None, set[int]] = {}
+    for trial in chain.from_iterable(each.trials for each in results.experiments):
+        seeds = known.setdefault(trial.config_hash, set())
+        if trial.result is None:
+            seeds.update(TrialConfig.from_dict(trial.config).seeds if trial.config else ())
+        else:
+            seeds.update(each.seed for each in Result.from_dict(trial.result).by_replicate)
+    configs = (
+        spec.trial(point)
         for spec in make_specs(results.name, results.budget).values()
         for point in spec.space()
-        for config in [spec.trial(point)]
-        for seed in config.seeds
-    }
-    trials = (trial for each in results.experiments for trial in each.trials)
-    unavailable = any(each.state == "unavailable" for each in results.experiments)
-    known = {
-        (trial.config_hash, each.seed)
-        for trial in trials
-        for each in Result.from_dict(trial.result or {}).by_replicate
-    }
-    return not unavailable and not wanted <= known
+    )
+    return any(not known.get(each.content_hash(), set()) >= {*each.seeds} for each in configs)
 
 
 def draw(results: Results, content: ReportContent, path: Path) -> None:

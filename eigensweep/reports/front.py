@@ -121,7 +121,7 @@ class Shown:
     results: Results
     content: ReportContent
     outdated: bool
-    """Whether the suite has trials now that these results do not have."""
+    """Whether the suite has trials or seeds now that these results do not have."""
 
 
 def write_claims(shown: Mapping[str, Shown], earlier: Mapping[str, EarlierReport]) -> list[str]:
@@ -145,7 +145,7 @@ def _claim_rows(each: Shown) -> Iterator[tuple[str, ...]]:
             f"**{says_words(found)}**" if number == 0 else says_words(found),
             _paper_words(content.name, claim),
             _own_words(found),
-            f"{verdict}, for the trials that are there" if each.outdated else verdict,
+            f"{verdict}, for what is there" if each.outdated else verdict,
             _share_words(suite, claim, each),
             _seeds_words(claim, content),
         )

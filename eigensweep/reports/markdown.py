@@ -97,7 +97,7 @@ def _lines(
     if outdated:
         yield from (
             f"These are the trials of revision {content.revision[:12]}, judged by the rules of "
-            "now. The suite has further ones since; the same command trains them.",
+            "now. The suite has further trials or seeds since; the same command trains them.",
             "",
         )
     for head, words in remarks_of(content):

@@ -467,7 +467,7 @@ def _describe(
         because += f"; {name} diverged in {say_count(len(side.diverged), 'seed')}"
     ratio = detectable = detectable_ratio = least_p = None
     mine, theirs = side.mean_over(found.seeds), against.mean_over(found.seeds)
-    if len(side.values) != len(against.values) and side.last is None and found.reason is None:
+    if side.values.keys() != against.values.keys() and side.last is None and found.reason is None:
         because += f"; compared over the {say_count(found.n, 'seed')} of both"
     if found.mean is not None and logarithms:
         ratio = exp(found.mean)

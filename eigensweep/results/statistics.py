@@ -28,9 +28,9 @@ CONFIDENCE = 0.95
 ROUNDING = 1e-9
 """Part of a mean below which a spread is that of rounding."""
 SIGNIFICANCE = 0.05
+"""A difference whose corrected p-value is above this is not distinguishable from none."""
 ORDERS = 9_999
 """Most divisions of trainings among two sides that are looked at; of more, so many random ones."""
-"""A difference whose corrected p-value is above this is not distinguishable from none."""
 
 POWER = 0.8
 """How often a difference is found that `find_detectable` calls detectable."""

@@ -13,6 +13,7 @@ import logging
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -144,15 +145,20 @@ class Store(StoredCommits):
 
         self.heads.change(key, make)
 
-    def newest(self, key: str) -> Snapshot | None:
+    def newest(self, key: str, until: float = inf) -> Snapshot | None:
         """Return the newest snapshot whose checkpoint is undamaged, None if there is none.
+
+        One of a step beyond `until` is passed over; only the last two are kept.
 
         Its points are the whole committed curve, even if the checkpoint is an older one: training
         makes the points between them again, and `commit` leaves them out.
         """
         import torch
 
-        found = self.find_newest(key, self.read_checkpoint)
+        def read(key: str, checkpoint: Checkpoint) -> bytes | None:
+            return self.read_checkpoint(key, checkpoint) if checkpoint.step <= until else None
+
+        found = self.find_newest(key, read)
         if found is None:
             return None
         checkpoint, content = found

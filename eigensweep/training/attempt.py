@@ -38,7 +38,7 @@ from eigensweep.store.places.durable_files import DamagedError
 from eigensweep.store.spectrum_files import SpectraJson
 from eigensweep.training.corpora import find_data_root
 from eigensweep.training.errors import refuse_exit
-from eigensweep.training.selection import ReportedTests
+from eigensweep.training.selection import ReportedTests, selected
 from eigensweep.training.training import Training, set_up_thread
 
 logger = logging.getLogger(__name__)
@@ -499,14 +499,18 @@ class Replicate:
     def keep_best(self) -> None:
         """Write the weights of the selected point to `best.pt`, beside the checkpoints.
 
-        Nothing is written if that point lies beyond the step up to which the trial counts it.
+        If that point lies beyond the step up to which the trial counts it, they are those that an
+        earlier checkpoint had selected; nothing is written if there is none.
 
         Raises:
             StaleAttemptError: if a later attempt has begun.
             StorageError: if it cannot be written.
         """
         best = self.training.selection.best
-        if best is None or best.step > self.counts_to:
+        if best is not None and best.step > self.counts_to:
+            earlier = self._store.newest(self._key, self.counts_to)
+            best = None if earlier is None else selected(earlier.state)
+        if best is None:
             return
         content = {
             "config": json.dumps(self.training.config.model_dump(mode="json")),

@@ -163,8 +163,8 @@ def train(
 
     On one machine the numbers are those of a trial of the service with the same `resources.cpus`,
     to the last digit. With more `cpus` so many replicates train at once, each with one core; three
-    or more replicates of most networks with up to 64 units share one core, which is faster. A
-    single replicate has them all: large networks train faster, and the last digits differ.
+    or more of most networks with up to 64 units share one core, which is mostly faster. A single
+    replicate has them all: large networks train faster, and the last digits differ.
 
     Raises:
         SpecError: if a field is wrong, with its place, what came, and what exists.

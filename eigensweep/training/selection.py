@@ -168,10 +168,10 @@ class ReportedTests:
         self._scheduled = best, last
 
 
-def selected_weights(state: StateDict) -> Weights | None:
-    """Return the weights of the selected point in a state of `Training`, None if there is none."""
+def selected(state: StateDict) -> Best | None:
+    """Return the selected point in a state of `Training`, None if there is none."""
     best = state["selection"]["final"] or state["selection"]["scheduled"]
-    return best["weights"] if best else None
+    return Best(**best) if best else None
 
 
 def _find(scores: Metrics, name: str) -> float:

@@ -19,7 +19,7 @@ import torch
 from eigensweep.models import make_model
 from eigensweep.models.base import Model
 from eigensweep.search_spaces.trial import TrialConfig, find_code
-from eigensweep.training.selection import Weights, selected_weights
+from eigensweep.training.selection import Weights, selected
 
 logger = logging.getLogger(__name__)
 
@@ -123,9 +123,9 @@ def read_weights(content: bytes, config: TrialConfig, which: Which) -> KeptWeigh
         raise NoWeightsError("its result was taken up from another training, without weights")
     weights, step = state["model"], state["step"]
     if which == "best":
-        weights = selected_weights(state)
-        if weights is None:
+        best = selected(state)
+        if best is None:
             raise NoWeightsError("none of its evaluations was finite; ask for the last weights")
-        step = (state["selection"]["final"] or state["selection"]["scheduled"])["step"]
+        weights, step = best.weights, best.step
     check_budget(step, config, which)
     return KeptWeights(config, state["seed"], step, weights)

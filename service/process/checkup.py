@@ -23,7 +23,7 @@ from email.utils import parsedate_to_datetime
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 from urllib.parse import urlsplit
 
 import httpx2
@@ -259,7 +259,7 @@ def check_service(context: Context) -> Iterator[Finding]:
         return
     yield ok("service", f"it answers at {context.url}")
     ready = context.ask("/readyz")
-    checks: dict[str, dict[str, Any]] = {}
+    checks: dict[str, dict[str, str | None]] = {}
     with suppress(ValueError, AttributeError):
         checks = ready.json().get("checks", {}) if ready is not None else {}
     for name, check in checks.items():

@@ -20,7 +20,7 @@ from eigensweep.analyses.messages import OUTCOME
 from eigensweep.models import MODELS
 from eigensweep.reports import __main__ as process
 from eigensweep.reports import pictures
-from eigensweep.reports.book import make_page
+from eigensweep.reports.book import is_outdated, make_page
 from eigensweep.reports.front import (
     EarlierReport,
     Shown,
@@ -52,7 +52,7 @@ from eigensweep.reports.report import (
     ReportContent,
 )
 from eigensweep.reports.report import make_report as judge_results
-from eigensweep.reports.results import collect, with_what_has_ended
+from eigensweep.reports.results import collect, read_results, with_what_has_ended
 from eigensweep.reports.verdicts import (
     ArmNumbers,
     ArmsCompared,
@@ -63,7 +63,7 @@ from eigensweep.reports.verdicts import (
     judge_number,
     judge_order,
 )
-from eigensweep.results.seeds import split_seeds, summarise
+from eigensweep.results.seeds import cut_seeds, split_seeds, summarise
 from eigensweep.results.statistics import summarize
 from eigensweep.results.trial_result import ReplicateResult, Result
 from eigensweep.search_spaces.shipped.reproductions import Measure, make_specs
@@ -166,6 +166,11 @@ class TestOrder:
         assert pair.difference < 0
         assert pair.ratio == pytest.approx(3.3 / 6.5)
         assert "; compared over the 3 seeds of both" in pair.because
+
+    def test_sides_that_lack_different_seeds_say_so(self):
+        a, b = dict.fromkeys((0, 1, 2), 1.0), {0: 2.0, 1: 2.1, 3: 9.0}
+        (pair,) = judge_order("a", ArmNumbers(a), {"b": ArmNumbers(b)}).pairs
+        assert "; compared over the 2 seeds of both" in pair.because
 
     @pytest.mark.parametrize("seeds", [2, 4, 8])
     def test_equal_differences_do_not_say_what_could_be_shown(self, seeds):
@@ -922,6 +927,19 @@ def test_a_seed_that_diverges_untested_never_gets_there(tmp_path):
                 )
         side = ArmsMeasured(made, store).side("lstm", measure_it)
         assert [side.values[seed] for seed in range(3)] == steps
+
+
+def test_results_with_fewer_seeds_than_the_suite_are_marked():
+    path = Path(__file__).parents[2] / "docs/reproduction/results/nnrnn-figure-2-full.json"
+    whole = read_results(path.read_bytes())
+    assert not is_outdated(whole)
+    main, *others = whole.experiments
+    first, *rest = main.trials
+    cut = cut_seeds(Result.from_dict(first.result), 9).to_dict()
+    for changed, found in (({"result": cut}, True), ({"result": None, "state": "failed"}, False)):
+        trials = (first.model_copy(update=changed), *rest)
+        experiments = (main.model_copy(update={"trials": trials}), *others)
+        assert is_outdated(whole.model_copy(update={"experiments": experiments})) is found
 
 
 def test_an_experiment_that_cannot_run_here_is_not_comparable(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import shutil
@@ -40,7 +41,6 @@ from eigensweep.store.checkpoints import Store, pack, replicate_key, trial_key
 from eigensweep.store.commits.curves import CurvePoint
 from eigensweep.store.commits.kept_files import BEST
 from eigensweep.store.commits.stored_commits import PIECE
-from eigensweep.store.places.durable_files import StorageError
 from eigensweep.store.upkeep.thinning import thin_out
 from eigensweep.training.lanes.replicates import open_attempt
 from eigensweep.training.printed import Printed
@@ -231,10 +231,10 @@ class TestTheRoute:
 
         def open_badly(self: Any, path: str) -> Any:
             with whole(self, path):
-                return SimpleNamespace(seek=fail, read=fail)
+                return SimpleNamespace(seek=fail, read=fail, close=lambda: None)
 
         def fail(*_: int) -> bytes:
-            raise StorageError("the store is away")
+            raise OSError(errno.EIO, "Input/output error")
 
         monkeypatch.setattr(files, "open", open_badly)
         answer = client.get(f"/v1/experiments/{ledger.experiment_id}/trials/0/weights")

@@ -61,7 +61,7 @@ class TestReplicatesInLanes:
         assert [counted[each.training.seed] for each in others] == [5, 5]
         for seed in SEEDS:
             kept = Store(tmp_path).kept.best(f"e1/00003/{seed}")
-            assert kept is None or kept["step"] == counted[seed]
+            assert kept["step"] == counted[seed]
 
     def test_a_cancelled_experiment_ends_them(self, tmp_path):
         attempt = AttemptInLanes(order(tmp_path, replicates=3), "cpu")

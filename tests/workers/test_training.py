@@ -29,7 +29,7 @@ from eigensweep.store.checkpoints import Store
 from eigensweep.tasks import TASKS
 from eigensweep.training.evaluation import carry_into, evaluate
 from eigensweep.training.notebook import train
-from eigensweep.training.selection import selected_weights
+from eigensweep.training.selection import selected
 from eigensweep.training.training import Training, set_up_gpu
 
 ROOT = Path(__file__).parents[2]
@@ -240,7 +240,7 @@ class TestStepping:
     def test_it_learns(self):
         training = train_toy(trial(training={"steps": 400}))
         assert training.result().value < 1e-3
-        weights = selected_weights(training.state_dict())
+        weights = selected(training.state_dict()).weights
         torch.testing.assert_close(weights["w"], torch.tensor(2.0), atol=0.03, rtol=0)
 
     def test_the_first_parameters_follow_from_the_seed_alone(self):
@@ -353,7 +353,7 @@ class TestSelection:
         assert result.valid == {"error": 0.5, "score": 20.0}
         assert result.test == {"error": 0.5, "score": 20.0}
         assert training.model.updates == 40
-        assert selected_weights(training.state_dict())["updates"] == 20
+        assert selected(training.state_dict()).weights["updates"] == 20
 
     def test_training_stops_after_evaluations_without_a_new_best(self):
         curve = {10: 5.0, 20: 6.0, 30: 4.0, 40: 4.0, 50: 4.5, 60: 1.0}

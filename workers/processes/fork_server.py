@@ -32,7 +32,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Final
 
 from eigensweep.common.loading import load_for_good
-from eigensweep.common.parents import die_with_starter, end_fork, find_status
+from eigensweep.common.parents import die_with_starter, end_fork, reap
 
 logger = logging.getLogger(__name__)
 
@@ -193,7 +193,7 @@ class Server:
 
     def _bury(self, end: int) -> None:
         """Forget a forked process that has ended, and tell its trial's process how."""
-        status, lifeline = find_status(end), self._lifelines.pop(end)
+        status, lifeline = reap(end), self._lifelines.pop(end)
         if lifeline is not None:
             with lifeline, suppress(OSError):
                 lifeline.send(str(status).encode())

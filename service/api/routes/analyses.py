@@ -33,7 +33,8 @@ AnalysisId = Annotated[str, Path(min_length=1, max_length=32, description="As th
 SORT: Final = "-created_at"
 
 KINDS: Final = ("application/json", "text/csv", "image/png", "image/svg+xml")
-"""The media types of `FILES`, in their order."""
+TYPES: Final = dict(zip(FILES, KINDS, strict=True))
+"""The media types of an analysis's files."""
 
 
 class AnalysisLinks(AnswerModel):
@@ -162,7 +163,7 @@ def get_analysis(service: TheService, id: AnalysisId) -> AnalysisNow:
     responses={
         200: {
             "description": "The numbers as JSON or as a table, or the picture",
-            "content": {kind: {} for kind in KINDS},
+            "content": {kind: {} for kind in TYPES.values()},
         }
     },
 )
@@ -171,8 +172,8 @@ def get_file(
 ) -> FileResponse:
     """Return `result.json`, `table.csv`, `figure.png` or `figure.svg` of a finished analysis."""
     path = service.analyses.file(id, name)
-    kind = KINDS[FILES.index(name)]
-    return FileResponse(path, media_type=kind, headers={"X-Content-Type-Options": "nosniff"})
+    headers = {"X-Content-Type-Options": "nosniff"}
+    return FileResponse(path, media_type=TYPES[name], headers=headers)
 
 
 @kinds.get("/analysis-kinds", summary="List kinds of analyses")

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
+from functools import partial
 from typing import IO, Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Response
@@ -349,7 +350,8 @@ def get_weights(
             "removed (`eigensweep prune`; a reused result has those of the trial that trained "
             "it), or it has committed none"
         )
-    size, first = service.store.ask(lambda _: _begin(file))  # an answer that has begun cannot fail
+    # Once an answer has begun, it cannot become an error.
+    size, first = service.store.ask(partial(_begin, file, keys[chosen]))
     name = f"{id}-{number}-seed-{chosen}-{which}.pt"
     headers = {
         "Content-Disposition": f'attachment; filename="{name}"',
@@ -382,11 +384,19 @@ def get_logs(service: TheService, id: ExperimentId, number: TrialNumber) -> Resp
     return PlainTextResponse(text, headers={"X-Content-Type-Options": "nosniff"})
 
 
-def _begin(file: IO[bytes]) -> tuple[int, bytes]:
-    """Return the size of a file, and its first piece."""
-    size = file.seek(0, os.SEEK_END)
-    file.seek(0)
-    return size, file.read(PIECE)
+def _begin(file: IO[bytes], key: str, store: Store) -> tuple[int, bytes]:
+    """Return the size of a file of a replicate, and its first piece.
+
+    Raises:
+        StorageError: if it cannot be read; it is closed then.
+    """
+    try:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        return size, file.read(PIECE)
+    except Exception as error:
+        file.close()
+        store.files.fail("read", key, error)
 
 
 def _read(service: Service, file: IO[bytes], piece: bytes) -> Iterator[bytes]:

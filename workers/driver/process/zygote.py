@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from eigensweep.common.loading import load_for_good
-from eigensweep.common.parents import die_with_starter, end_fork, find_status
+from eigensweep.common.parents import die_with_starter, end_fork, reap
 from eigensweep.workers.deaths import Death
 from eigensweep.workers.driver.process.driver_order import Request
 
@@ -119,7 +119,7 @@ class Zygote:
     def _bury(self, end: int) -> None:
         """Tell how a driver ended, and forget it."""
         number, reading = self._drivers.pop(end)
-        status, death = find_status(end), None
+        status, death = reap(end), None
         with suppress(BlockingIOError), open(reading, "rb") as words:
             for line in words:  # the last one counts
                 death = (told := json.loads(line)) and Death(**told)
