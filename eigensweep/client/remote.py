@@ -36,8 +36,8 @@ class Remote:
         """Return where the API has the one with this id.
 
         Raises:
-            InputError: if the id is empty: the API would answer with the list of all; or if it has
-                a slash, and leads to another part of the API.
+            InputError: if the id is empty, which would ask for the list of all, or has a slash,
+                which would lead to another part of the API.
         """
         if not id:
             raise InputError(

@@ -101,7 +101,7 @@ def create_user(
 ) -> None:
     """Make a user, or bring one back who was removed.
 
-    Quotas that are not given do not limit; who is brought back keeps those of before.
+    Quotas that are not given do not limit; a user who is brought back keeps the earlier ones.
     """
     body = {"name": name, "quotas": _read_quotas(experiments, trials, spec_bytes)}
     call.tell(_find_keeper(call, "user create").post("/v1/users", body), _show_users)

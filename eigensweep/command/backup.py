@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 from rich.filesize import decimal
 
-from eigensweep.command.frame import FAILURE, Call, read_settings
+from eigensweep.command.frame import Call, FailedError, read_settings
 from eigensweep.search_spaces.labels import say_count
 
 TITLE = "It did not work"
@@ -36,7 +36,7 @@ def _failures(call: Call, what: str) -> Iterator[None]:
     except BackupError as error:
         call.fail(str(error), TITLE)
     except (OSError, sqlite3.Error, SQLAlchemyError, StartError, StorageError) as error:
-        call.fail(f"{what}: {error}", TITLE, FAILURE)
+        raise FailedError(f"{what}: {error}") from error
 
 
 def back_up(

@@ -155,7 +155,7 @@ def name_picture(name: str) -> str:
 def is_outdated(results: Results) -> bool:
     """Return whether the suite has trials or seeds now that these results do not have.
 
-    A trial without a result was tried, and has no seeds that could be counted.
+    A trial without a result counts as if it had all of its seeds: it was tried.
     """
     if any(each.state == "unavailable" for each in results.experiments):
         return False

@@ -499,8 +499,8 @@ class Replicate:
     def keep_best(self) -> None:
         """Write the weights of the selected point to `best.pt`, beside the checkpoints.
 
-        If that point lies beyond the step up to which the trial counts it, they are those that an
-        earlier checkpoint had selected; nothing is written if there is none.
+        Where that point lies beyond the step up to which the trial counts this training, the
+        weights are those that an earlier checkpoint had selected. Without one nothing is written.
 
         Raises:
             StaleAttemptError: if a later attempt has begun.

@@ -381,7 +381,7 @@ def _engines_here(order: Order) -> list[tuple[str, str, str | None]]:
 
 
 def find_or_start(kind: type, name: str, *given: object, **options: int) -> Any:
-    """Return the actor of a name, which outlives who asks for it; start it here if there is none.
+    """Return the actor of a name, which outlives its callers; start it here if there is none.
 
     It is not in the placement group of a trial that starts it, with which it would end.
     """

@@ -313,10 +313,10 @@ class Program:
             return {lane: self._score_alone(split, lane) for lane in lanes}
 
     def _score_alone(self, split: Split, lane: int) -> Metrics:
-        model = self._become(lane, self.weights(lane))
+        model = self._model_of(lane, self.weights(lane))
         return evaluate(model, self._task, split, str(self.device))
 
-    def _become(self, lane: int, weights: Weights) -> Model:
+    def _model_of(self, lane: int, weights: Weights) -> Model:
         """Return a model with these weights and the config of a lane, whose numbers are its own."""
         self._model.config = self._configs[lane]
         self._model.load_state_dict(weights)
@@ -339,7 +339,7 @@ class Program:
             for lane, given in weights.items():
                 self._put(lane, given, self._flat, self._fixed, self._buffers)
                 if self._stack.reads_host_values:
-                    for name, value in self._become(lane, given).host_values().items():
+                    for name, value in self._model_of(lane, given).host_values().items():
                         self._extra[f"model.{name}"][lane] = value
             yield
         finally:
