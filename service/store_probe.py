@@ -40,7 +40,7 @@ class StoreProbe:
     """Looks whether the store answers, in a thread of its own, one look at a time."""
 
     def __init__(self, place: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._store: Store = Store(place)
+        self.place, self.store = place, Store(place)
         self._clock = clock
         self._turn = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -62,7 +62,7 @@ class StoreProbe:
                 if answer is not None:
                     answer.add_done_callback(_close)
                 raise StoreAwayError(problem)
-            answer = answer or call_aside(partial(act, self._store), "store")
+            answer = answer or call_aside(partial(act, self.store), "store")
         return answer.result()
 
     def find_problem(self) -> str | None:
@@ -76,7 +76,7 @@ class StoreProbe:
         if thread is not None:
             thread.join(PATIENCE_SECONDS)
         is_late = thread is not None and thread.is_alive()
-        found = self._found or (f"no answer from {self._store.place} yet" if is_late else None)
+        found = self._found or (f"no answer from {self.place} yet" if is_late else None)
         if found is None:
             self._since = None
             return None
@@ -86,8 +86,8 @@ class StoreProbe:
 
     def _look(self) -> None:
         try:
-            size = self._store.files.size(f".probe/{secrets.token_hex(8)}")
-            foreign = f"{self._store.place} shows a file that nobody wrote; {PROXY}"
+            size = self.store.files.size(f".probe/{secrets.token_hex(8)}")
+            foreign = f"{self.place} shows a file that nobody wrote; {PROXY}"
             self._found = None if size is None else foreign
         except StorageError as error:
             self._found = str(error)

@@ -251,14 +251,14 @@ def keep_finished(
     from eigensweep.service.record.record import Record
     from eigensweep.service.record.requests.analyses import Analyses
     from eigensweep.service.record.requests.reproductions import Reproductions
-    from eigensweep.store.checkpoints import Store
+    from eigensweep.service.store_probe import StoreProbe
 
-    record, store = Record(settings.database), Store(settings.storage_folder)
+    record, probe = Record(settings.database), StoreProbe(settings.storage_folder)
     jobs = Jobs(settings.database)
     kept = Reproductions(jobs, settings.home / "reproductions", record, settings.corpora)
     analyses = Analyses(jobs, settings.home / "analyses")
-    reproducer = ReproductionHandler(settings.storage_folder, kept, record, analyses)
-    keep_ended = partial(with_what_has_ended, store=store, data_root=settings.corpora)
+    reproducer = ReproductionHandler(probe, kept, record, analyses)
+    keep_ended = partial(with_what_has_ended, store=probe.store, data_root=settings.corpora)
     written = []
     for found in kept.list():
         if names and found.name not in names:

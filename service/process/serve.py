@@ -416,20 +416,17 @@ def _make_runner(
     from eigensweep.service.queue.reproductions import ReproductionHandler
     from eigensweep.service.queue.retention import PruningHandler, RetentionRule
     from eigensweep.service.queue.webhooks import WebhookHandler
-    from eigensweep.store.checkpoints import Store
 
-    record, storage, files = service.record, settings.storage_folder, threading.Lock()
+    record, probe, files = service.record, service.store, threading.Lock()
     schedule = RetentionRule(settings.keep, settings.retention_days, settings.retention_hours)
     logs_of_removals = settings.home / "deletions"
     handlers: list[Handler] = [
-        AnalysisHandler(storage, service.analyses, str(settings.corpora), mlflow=mlflow),
-        ReproductionHandler(
-            storage, service.reproductions, record, service.analyses, mlflow=mlflow
-        ),
+        AnalysisHandler(probe, service.analyses, str(settings.corpora), mlflow=mlflow),
+        ReproductionHandler(probe, service.reproductions, record, service.analyses, mlflow=mlflow),
         DeletionHandler(
-            record, dispatcher.find_driver, logs_of_removals, storage, files, mlflow=mlflow
+            record, dispatcher.find_driver, logs_of_removals, probe, files, mlflow=mlflow
         ),
-        PruningHandler(record, Store(storage), schedule, files),
+        PruningHandler(record, probe, schedule, files),
     ]
     if settings.webhook_hosts and settings.webhook_secret is not None:
         secret = settings.webhook_secret.get_secret_value()

@@ -40,7 +40,7 @@ class AnalysisHandler(ReadingHandler):
             name=record.name,
             options=record.options,
             **record.subject,
-            storage=self.storage,
+            storage=self.probe.place,
             data_root=self.data_root,
             mlflow_uri=self.mlflow.uri if self.mlflow else None,
         )

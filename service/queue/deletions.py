@@ -39,21 +39,15 @@ class DeletionHandler(Handler):
     """Returns the running driver of an experiment, None if there is none."""
     folder: Path
     """Where each removal keeps its log."""
-    storage: str
-    """Folder of checkpoints and curves."""
+    probe: StoreProbe
+    """The store; it says where it does not answer."""
     files: threading.Lock = field(default_factory=threading.Lock)
     """Held while files of an experiment are removed, here and by the pruning of checkpoints."""
-    _store: StoreProbe = field(init=False)
-    """Says that the store does not answer, where it hangs."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._store = StoreProbe(self.storage)
 
     def work(self, job: JobRow) -> None:
         id = job.key
         self._require_no_driver(id)
-        self._store.ask(partial(require_commits, self.record))
+        self.probe.ask(partial(require_commits, self.record))
         with self.files:
             problem = self._remove_files(id)
         if problem is not None:
@@ -78,7 +72,7 @@ class DeletionHandler(Handler):
             "experiment": id,
             "project": row.project,
             "run_id": row.run_id,
-            "storage": self.storage,
+            "storage": self.probe.place,
             "mlflow_uri": self.mlflow.uri if self.mlflow else None,
         }
         return self.children.run(self.folder / id, json.dumps(order))

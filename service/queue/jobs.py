@@ -201,12 +201,12 @@ class ReadingHandler(Handler):
     longest_pause: ClassVar[float] = 1800.0
     most_tries: ClassVar[int | None] = 48
     fails_by_bugs: ClassVar[bool] = True
-    storage: str
-    """Folder of checkpoints and curves."""
+    probe: StoreProbe
+    """The store; it says where it does not answer."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.children.store = StoreProbe(self.storage)
+        self.children.store = self.probe
 
 
 @dataclass

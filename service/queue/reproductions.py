@@ -44,7 +44,6 @@ from eigensweep.service.record.requests.reproductions import (
     read_resources,
 )
 from eigensweep.service.record.sql.tables import JobKind, JobRow
-from eigensweep.store.checkpoints import Store
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +116,7 @@ class ReproductionHandler(ReadingHandler):
             request = AnalysisRequest(
                 name=analysis.name, experiment=experiment, trial=trial, options=options
             )
-            spec = complete_request(request, self.record, self.storage)
+            spec = complete_request(request, self.record, self.probe.place)
             return Wanted(label, repeat, self.analyses.add(spec)[0].id)
         except (SpecError, ConflictError, NotFoundError) as error:
             return Wanted(label, repeat, None, str(error))
@@ -137,7 +136,7 @@ class ReproductionHandler(ReadingHandler):
         if analysis.arm is None:
             return whole.id, None
         for posted in (widest, whole):
-            measured = ArmsMeasured(self._measure(found, label, posted), Store(self.storage))
+            measured = ArmsMeasured(self._measure(found, label, posted), self.probe.store)
             if posted.id is not None and analysis.arm in measured.arms:
                 return posted.id, measured.arms[analysis.arm].trial.number
         raise NotFoundError(f"no trial of arm '{analysis.arm}' trained to an end")
@@ -172,7 +171,7 @@ class ReproductionHandler(ReadingHandler):
             ],
             analyses=[self._describe(found, each) for each in found.analyses or ()],
             until=found.until,
-            storage=self.storage,
+            storage=self.probe.place,
             mlflow_uri=self.mlflow.uri if self.mlflow else None,
         )
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
@@ -64,25 +64,20 @@ class PruningHandler(Handler):
     first_pause: ClassVar[float] = 30.0
     longest_pause: ClassVar[float] = 60.0
     record: Record
-    store: Store
+    probe: StoreProbe
+    """The store; it says where it does not answer."""
     schedule: RetentionRule
     files: threading.Lock
     """Held while files of an experiment are removed, here and by deletions."""
     clock: Callable[[], float] = time.time
     _due_at: float = 0.0
-    _probe: StoreProbe = field(init=False)
-    """Says that the store does not answer, where it hangs."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._probe = StoreProbe(self.store.place)
 
     def look(self) -> None:
         """Apply the rule and remove unused corpora, every `every_hours`."""
         now, keep = self.clock(), self.schedule.keep
         pause = self.schedule.every_hours * 3600
         is_early = self._due_at - pause <= now < self._due_at  # the clock may have been set back
-        if is_early or self._probe.find_problem() is not None:
+        if is_early or self.probe.find_problem() is not None:
             return
         if keep is not None:
             for id in self.record.list_prunable(keep, now - self.schedule.after_days * DAY):
@@ -98,25 +93,27 @@ class PruningHandler(Handler):
         self._remove_corpora()
 
     def _prune(self, id: str, keep: Keep) -> None:
-        self._probe.ask(partial(require_commits, self.record))
+        self.probe.ask(partial(require_commits, self.record))
         with self.files:  # so that it is not deleted meanwhile
             # Listed before the look at the state: if it is over, these are drivers of the past.
-            users, freed = corpora.list_users(self.store, id), 0
+            users, freed = corpora.list_users(self.probe.store, id), 0
             if (row := self.record.row(id)).state not in ENDED:
                 raise NotDoneError(f"the experiment is {row.state}")
             if not row.tracked:  # it was taken up after it was asked for
                 raise NotDoneError("it is still being delivered to MLflow")
-            corpora.release(self.store, users)
+            corpora.release(self.probe.store, users)
             for trial in self.record.list_ended_trials(id):
                 if self.stopping.is_set():
                     raise StoppedError
-                freed += thin_out(self.store, trial_key(id, trial.number), keep, trial.attempt)
+                freed += thin_out(
+                    self.probe.store, trial_key(id, trial.number), keep, trial.attempt
+                )
         self.record.set_pruned(id, keep)
         logger.info("checkpoints removed experiment=%s keep=%s bytes=%d", id, keep, freed)
 
     def _remove_corpora(self) -> None:
         try:
-            for archive in corpora.remove_unused(self.store):
+            for archive in corpora.remove_unused(self.probe.store):
                 logger.info("corpus removed from the store archive=%s", archive)
         except StorageError as error:  # no experiment waits for it
             logger.warning("corpora are not removed yet: %s", error)

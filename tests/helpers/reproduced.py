@@ -42,13 +42,12 @@ class Reproducer:
 
     def __init__(self, app: Any) -> None:
         service = app.state.service
-        storage = service.settings.storage_folder
         self.reproductions = service.reproductions
         self.reports = ReproductionHandler(
-            storage, service.reproductions, service.record, service.analyses
+            service.store, service.reproductions, service.record, service.analyses
         )
         self.reports.children.run = make_report  # type: ignore[method-assign,assignment]
-        self.analyses = AnalysisHandler(storage, service.analyses)
+        self.analyses = AnalysisHandler(service.store, service.analyses)
         self.analyses.children.run = make_analysis  # type: ignore[method-assign,assignment]
         self.runner = JobRunner(service.jobs, [self.reports, self.analyses])
 

@@ -35,6 +35,7 @@ from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.requests.analyses import Analyses, AnalysisSpec
 from eigensweep.service.record.sql import database
 from eigensweep.service.settings import Settings
+from eigensweep.service.store_probe import StoreProbe
 from eigensweep.store.checkpoints import Store
 
 SMALL = {"name": "transient_norms", "options": {"size": 6, "steps": 8, "vectors": 4, "beta": 0}}
@@ -104,7 +105,9 @@ class Runner:
     """Carries them out."""
 
     def __init__(self, analyses: Analyses, settings: Settings) -> None:
-        self.handler = AnalysisHandler(settings.storage_folder, analyses, str(settings.corpora))
+        self.handler = AnalysisHandler(
+            StoreProbe(settings.storage_folder), analyses, str(settings.corpora)
+        )
         self.jobs = JobRunner(analyses.jobs, [self.handler])
 
     def tick(self) -> bool:

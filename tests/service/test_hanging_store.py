@@ -70,7 +70,8 @@ def test_a_deletion_says_that_the_store_hangs(client, record, settings, folder, 
     ledger = play(client, record, Path(settings.storage_folder))
     ledger.end("completed")
     id = ledger.experiment_id
-    handler = DeletionHandler(record, lambda _: None, tmp_path / "logs", settings.storage_folder)
+    probe = StoreProbe(settings.storage_folder)
+    handler = DeletionHandler(record, lambda _: None, tmp_path / "logs", probe)
     record.delete(id)
     folder.hangs()
     JobRunner(Jobs(record.url), [handler]).tick(handler)
@@ -82,8 +83,8 @@ def test_a_prune_says_that_the_store_hangs(client, record, settings, folder):
     ledger = play(client, record, Path(settings.storage_folder))
     ledger.end("completed")
     ledger.set_tracked()
-    schedule, store = RetentionRule(None, 30, 1), Store(settings.storage_folder)
-    handler = PruningHandler(record, store, schedule, threading.Lock())
+    schedule, probe = RetentionRule(None, 30, 1), StoreProbe(settings.storage_folder)
+    handler = PruningHandler(record, probe, schedule, threading.Lock())
     record.prune(ledger.experiment_id, "none")
     folder.hangs()
     JobRunner(Jobs(record.url), [handler]).tick(handler)
@@ -97,7 +98,7 @@ def test_a_child_held_up_by_the_store_is_tried_again(tmp_path, folder, monkeypat
     program.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(program))
     monkeypatch.setattr(jobs, "LONGEST_SECONDS", 0.2)
-    children = ReadingHandler(str(tmp_path)).children
+    children = ReadingHandler(StoreProbe(str(tmp_path))).children
     folder.hangs()
     with pytest.raises(NotDoneError, match="the store has not answered since"):
         children.make(tmp_path, ChildOutcome(), ChildOutcome)

@@ -28,6 +28,7 @@ from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.tables import AttemptRow, EventRow, ReportRow, TrialRow
+from eigensweep.service.store_probe import StoreProbe
 from eigensweep.store.places.durable_files import StoreAwayError
 from eigensweep.workers.driver.deletion import remove
 from eigensweep.workers.tracking.mlflow_runs import AwayError, Runs
@@ -109,7 +110,7 @@ class Deleter:
             removal.record,
             lambda id: removal.driver,
             removal.folder / "deletions",
-            str(removal.folder / "storage"),
+            StoreProbe(str(removal.folder / "storage")),
         )
         jobs = Jobs(removal.record.url)
         self.runner = JobRunner(jobs, [self.handler], clock=lambda: removal.now)
@@ -153,7 +154,7 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def remove_files(deleter: DeletionHandler, id: str) -> None:
         project = deleter.record.row(id).project
-        remove(id, project, deleter.storage, mlflow_uri=None)
+        remove(id, project, deleter.probe.place, mlflow_uri=None)
 
     monkeypatch.setattr(DeletionHandler, "_remove_files", remove_files)
 

@@ -34,6 +34,7 @@ from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.users.accounts import Accounts
+from eigensweep.service.store_probe import StoreProbe
 from eigensweep.store.checkpoints import Store, replicate_key, trial_key
 from eigensweep.store.places.durable_files import StorageError, StoreAwayError
 from eigensweep.store.upkeep import corpora
@@ -118,7 +119,8 @@ def make(record: Record, storage: Path) -> Callable[..., Pruner]:
     """Return what a service that is started now has."""
 
     def make(schedule: RetentionRule = BY_HAND, **more: Any) -> Pruner:
-        handler = PruningHandler(record, Store(storage), schedule, threading.Lock(), **more)
+        probe = StoreProbe(str(storage))
+        handler = PruningHandler(record, probe, schedule, threading.Lock(), **more)
         return Pruner(JobRunner(Jobs(record.url), [handler]))
 
     return make
@@ -387,8 +389,8 @@ class TestSchedule:
 
     def test_a_clock_that_was_set_back_is_not_waited_for(self, record, storage, monkeypatch):
         now, looks = [400 * DAY], []
-        rule = RetentionRule(None, 0, 24)
-        handler = PruningHandler(record, Store(storage), rule, threading.Lock(), lambda: now[0])
+        rule, probe = RetentionRule(None, 0, 24), StoreProbe(str(storage))
+        handler = PruningHandler(record, probe, rule, threading.Lock(), lambda: now[0])
         monkeypatch.setattr(handler, "_remove_corpora", lambda: looks.append(now[0]))
         for day in (400, 400.5, 35, 35.5, 36):
             now[0] = day * DAY
