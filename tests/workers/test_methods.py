@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -11,11 +12,11 @@ from typing import Any
 import pytest
 from sweeps import SCORNN, Bench, spec
 
-from eigensweep.protocol.ledger import TrialEntry
+from eigensweep.protocol.ledger import NOTHING, TrialEntry
 from eigensweep.results.trial_result import ParameterCount, Result
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.search.samplers import FEWEST_EARLIER, GENERATION
-from eigensweep.workers.driver.search.study import Draw
+from eigensweep.workers.driver.search.study import Draw, Study
 
 TWO = {
     "optimizer.lr": {"low": 1e-5, "high": 1e-1, "log": True},
@@ -233,6 +234,42 @@ class TestSamplersThatLearn:
         assert len(later) == 6
         if trials >= FEWEST_EARLIER:
             assert median(map(loss, later)) < median(map(loss, earlier))
+
+    @pytest.mark.parametrize("earlier", [0, 1, 3, 4, 7, 10])
+    def test_cmaes_draws_what_every_trial_has_from_the_first_on(self, tmp_path, earlier):
+        """Optuna's own takes a condition that all trials met so far for one that always holds."""
+        first = [
+            {
+                "params": {
+                    "optimizer.lr": 10.0**-n,
+                    "optimizer.alpha": 0.5,
+                    "optimizer.name": "rmsprop",
+                    "optimizer.momentum": 0.1 * n,
+                }
+            }
+            for n in range(1, 5)
+        ]
+        b = bench(tmp_path, "cmaes", MIXED, 30, first=first)
+        b.run(loss, most=earlier)
+        b.start()
+        b.run(loss)
+        entries = b.ledger.load()
+        assert {e.params["optimizer.name"] for e in entries} == {"adam", "rmsprop"}
+        drawn = [e for e in entries if e.number >= 5]
+        assert len(drawn) == 25
+        assert all("cma:generation" in e.sampler_state for e in drawn)
+
+    def test_cmaes_learns_from_trials_with_a_longer_budget(self, tmp_path):
+        """They are open when a driver takes them up, and what was noted with them is gone."""
+        b = bench(tmp_path, "cmaes", TWO, 20)
+        earlier = [loss(params) for params in b.run(loss)]
+        ended = [replace(entry, sampler_state=NOTHING) for entry in b.ledger.load()]
+        study = Study(b.spec)
+        study.take_up(entry.reopened(entry.config, "a longer budget") for entry in ended)
+        for entry in ended:
+            study.tell(entry)
+        later = [loss(dict(study.draw().point.params)) for _ in range(8)]
+        assert median(later) < median(earlier) / 2
 
     @pytest.mark.parametrize("method", LEARNING)
     def test_arms_take_turns_and_each_draws_its_own_parameters(self, tmp_path, method):

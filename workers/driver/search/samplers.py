@@ -6,8 +6,9 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
-from optuna.distributions import CategoricalDistribution
+from optuna.distributions import BaseDistribution
 from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import (
     BaseSampler,
@@ -31,13 +32,35 @@ ONE_IN = 10
 """The distribution is that of the best tenth of them (`cmaes.get_warm_start_mgd`)."""
 
 
+class _CmaEs(CmaEsSampler):
+    """CMA-ES over the numbers that every trial has, from the first draw to the last.
+
+    Optuna's takes what all trials so far had. That is more before a trial leaves a conditional
+    parameter out, and CMA-ES never draws again once it has become less.
+    """
+
+    def __init__(self, axes: dict[str, BaseDistribution], **options: Any) -> None:
+        super().__init__(**options)
+        self._axes = axes
+
+    def infer_relative_search_space(
+        self, study: Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        return self._axes
+
+
 def make_sampler(
-    method: SearchMethod, *, seed: int, population: int | None, told: Sequence[FrozenTrial]
+    method: SearchMethod,
+    *,
+    seed: int,
+    population: int | None,
+    told: Sequence[FrozenTrial],
+    axes: dict[str, BaseDistribution],
 ) -> BaseSampler:
     """Return the sampler of a method that learns.
 
-    `told` is what the study knows so far. A parameter that GP and CMA-ES cannot draw together with
-    the rest is drawn by TPE, by itself.
+    `told` is what the study knows so far, and `axes` are the numbers that every trial has. A
+    parameter that GP and CMA-ES cannot draw together with the rest is drawn by TPE, by itself.
     """
     if method == "tpe":
         return TPESampler(seed=seed)
@@ -46,12 +69,13 @@ def make_sampler(
         return GPSampler(seed=seed, independent_sampler=beside, warn_independent_sampling=False)
     if method == "cmaes":
         with quiet():
-            return CmaEsSampler(
+            return _CmaEs(
+                axes,
                 seed=seed,
                 popsize=population,
                 independent_sampler=TPESampler(seed=seed),
                 warn_independent_sampling=False,
-                source_trials=_find_earlier(told),
+                source_trials=_find_earlier(told, axes),
             )
     assert method == "nsga2"
     assert population is not None
@@ -97,7 +121,9 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def _find_earlier(told: Sequence[FrozenTrial]) -> list[FrozenTrial] | None:
+def _find_earlier(
+    told: Sequence[FrozenTrial], axes: dict[str, BaseDistribution]
+) -> list[FrozenTrial] | None:
     """Return completed trials that CMA-ES did not draw, unless its own state is there.
 
     CMA-ES keeps its distribution in the trials that it draws. If that is lost, or there are trials
@@ -105,23 +131,15 @@ def _find_earlier(told: Sequence[FrozenTrial]) -> list[FrozenTrial] | None:
     """
     if any(name.startswith("cma:optimizer") for trial in told for name in trial.system_attrs):
         return None
-    completed = [
-        trial
+    found = [
+        create_trial(
+            params={name: trial.params[name] for name in axes},
+            distributions=axes,
+            value=trial.value,
+        )
         for trial in told
         if trial.state == TrialState.COMPLETE and "cma:generation" not in trial.system_attrs
     ]
-    shared = set.intersection(*(set(trial.params) for trial in completed)) if completed else set()
-    found = []
-    for trial in completed:
-        among = {
-            name: distribution
-            for name, distribution in trial.distributions.items()
-            if name in shared
-            and not isinstance(distribution, CategoricalDistribution)
-            and not distribution.single()
-        }
-        params = {name: trial.params[name] for name in among}
-        found.append(create_trial(params=params, distributions=among, value=trial.value))
     if len(found) < FEWEST_EARLIER:
         return None
     return found * math.ceil(ONE_IN / len(found))  # of fewer than ten, CMA-ES would take none

@@ -88,12 +88,10 @@ class Study:
         self._part_of[point.arm].observe(earlier, point)
 
     def take_up(self, entries: Iterable[TrialEntry]) -> None:
-        """Learn what the ledger holds, by number, and make the samplers; before the first draw."""
+        """Learn what the ledger holds, by number; before the first draw."""
         for entry in entries:
             if entry.state != "invalid":
                 self.add(entry)
-        for part in self._parts:
-            part.begin()
 
     def draw(self) -> Draw:
         """Return a point from the sampler. It may be an old point."""
@@ -156,18 +154,34 @@ class _Part:
         """Descriptions of parameters, shared by all trials with the same names."""
         self.turns = 0
         """How many points were drawn here, those of earlier drivers included."""
-        self.begin()
+        self._has_begun = False
 
     def begin(self) -> None:
-        """Make the samplers, which learn of all trials so far.
+        """Make the sampler, which learns of all trials so far; the first draw does so.
 
-        Each driver has its own random stream: the old stream would draw the old points again.
+        Trials that a longer budget opened again have often ended by then, and CMA-ES takes its
+        first distribution from trials that have ended. Each driver has its own random stream: the
+        old stream would draw the old points again.
         """
-        seed = self._search.seed + self.turns
         self._study.sampler = make_sampler(
-            self._search.method, seed=seed, population=self._population, told=self.trials()
+            self._search.method,
+            seed=self._search.seed + self.turns,
+            population=self._population,
+            told=self.trials(),
+            axes=self._list_joint_axes(),
         )
         choose_parents(self._study)
+        self._has_begun = True
+
+    def _list_joint_axes(self) -> dict[str, BaseDistribution]:
+        """Return the numbers that every trial has: for CMA-ES, which has a study for each arm."""
+        axes = sorted(self._space.axes(self.arms[0]).items())
+        every = {path: make_distribution(axis) for path, axis in axes if not axis.when}
+        return {
+            path: among
+            for path, among in every.items()
+            if not isinstance(among, CategoricalDistribution) and not among.single()
+        }
 
     @property
     def arms(self) -> list[str]:
@@ -178,6 +192,8 @@ class _Part:
         self._put(point, replace(earlier, sampler_state=NOTHING))
 
     def draw(self) -> Draw:
+        if not self._has_begun:
+            self.begin()
         self.turns += 1
         with quiet():
             trial = self._study.ask()
