@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -430,6 +431,7 @@ class NoCredentialsError(Exception):
         (refuse('(psycopg.errors.UndefinedTable) relation "runs" is gone'), AwayError),
         (refuse("(sqlite3.IntegrityError) UNIQUE constraint failed"), MlflowRefusedError),
         (refuse("a (sqlite3) value"), MlflowRefusedError),
+        (refuse("API request to endpoint /a failed with error code 400 != 200. A page"), AwayError),
         (ZeroDivisionError("a bug"), ZeroDivisionError),
     ],
 )
@@ -450,6 +452,61 @@ def test_a_refusal_that_passes_is_told_once_and_forgotten(tmp_path, runs, caplog
     assert tracker.find_refusal() is None
 
 
+class TestRunsThatAPersonDeletes:
+    """MLflow refuses what is sent to them."""
+
+    def start(self, folder: Path) -> tuple[FileLedger, Tracker, TrialEntry]:
+        """Return a tracker that has delivered a trial which trains."""
+        entry = make_entry(state="running")
+        ledger = record_trial(folder, entry)
+        leave_commits(folder, entry.number, 7)
+        tracker = make_tracker(folder, ledger=ledger)
+        tracker.see(entry)
+        tracker._pass()
+        return ledger, tracker, entry
+
+    def test_all_is_begun_anew_once_for_a_run(self, tmp_path, runs, monkeypatch):
+        tracker = self.start(tmp_path)[1]
+        monkeypatch.setattr(runs, "flush", lambda: {"run-4-None": "deleted"})
+        monkeypatch.setattr(runs, "has_lost", lambda run: run == "run-4-None")
+        with pytest.raises(AwayError, match="has lost"):
+            tracker._pass()
+        assert tracker._runs is None
+        tracker._pass()
+        assert "trial 4: deleted" in tracker.find_refusal().words
+
+    def test_a_trial_that_trains_on_is_not_given_up(self, tmp_path, runs, monkeypatch, caplog):
+        ledger, tracker, entry = self.start(tmp_path)
+        with monkeypatch.context() as patch:
+            patch.setattr(runs, "flush", lambda: {"run-4-None": "a word"})
+            for _ in range(3):
+                tracker._pass()
+        assert caplog.text.count("MLflow refuses trial 4: a word") == 1
+        assert not ledger.load()[0].tracked
+        tracker.see(replace(entry, state="completed", result=Result(value=0.1, step=1)))
+        tracker._pass()
+        assert ledger.load()[0].tracked
+        assert runs.ended["run-4-None"] == "FINISHED"
+
+
+def test_mlflow_is_away_since_it_took_something_last(tmp_path, runs, monkeypatch):
+    """A long pass whose last batch fails says nothing of the time of its first one."""
+    tracker = TestManyTrials().make(tmp_path, 3)[1]
+    monkeypatch.setattr(tracking, "AT_ONCE", 1)
+    took = []
+
+    def flush() -> dict[str, str]:
+        if len(took) == 2:
+            raise AwayError("no route to it")
+        took.append(time.monotonic())
+        return {}
+
+    tracker._parent, runs.flush = "run-None-None", flush
+    with pytest.raises(AwayError):
+        tracker._pass()
+    assert tracker._answered >= took[1]
+
+
 class TestManyTrials:
     def make(self, folder: Path, count: int) -> tuple[FileLedger, Tracker]:
         """Return a tracker that has seen so many ended trials."""
@@ -468,7 +525,7 @@ class TestManyTrials:
         tracker = self.make(tmp_path, 3)[1]
         tracker._parent = "run-None-None"
         tracker._pass()
-        assert "MLflow refuses trial 1, given up: a word" in caplog.text
+        assert "MLflow refuses trial 1: a word" in caplog.text
         assert "trial 0" not in caplog.text
         told = FileLedger(tmp_path / "ledger.json").load()
         assert [each.run_id for each in told] == ["run-0-None", None, "run-2-None"]

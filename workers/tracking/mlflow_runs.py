@@ -96,6 +96,9 @@ NOT_THERE: Final = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 DAMAGED: Final = re.compile(r"\((\w+\.)+(DatabaseError|InternalError|UndefinedTable)\) ")
 """What stands in an answer whose reason is a damaged database, and not the request."""
 
+PAGE: Final = re.compile(r"API request to .* failed with error code 400 ")
+"""What MLflow's client says of an answer that is not MLflow's: a proxy's page with status 400."""
+
 NOT_NOW: Final = frozenset({401, 408, 429})
 """Statuses below 500 that do not tell whether a server knows the request for many runs."""
 
@@ -254,15 +257,16 @@ class Runs:
         return self._make((number, seed), tags, name)
 
     def has_lost(self, run_id: str) -> bool:
-        """Return whether MLflow has no run any more that it had: a person emptied its database.
+        """Return whether a person has deleted a run that MLflow had, or emptied its database.
 
         Raises:
             AwayError: if it does not answer.
         """
         try:
-            return self._look_up(run_id) is None
+            found = self._look_up(run_id)
         except MlflowRefusedError:
             return False
+        return found is None or found.info.lifecycle_stage == "deleted"
 
     def list_seeds(self, number: int) -> dict[int, str]:
         """Return the runs of a trial's replicates by seed, as far as they are known."""
@@ -419,6 +423,8 @@ class Runs:
         except BaseException:
             self._sure = False  # if only the answer was lost, the run exists all the same
             raise
+        if not run.info.run_id:
+            raise AwayError("instead of MLflow something else answers: a run without an id")
         self._remember(run)
         return run.info.run_id
 
@@ -632,9 +638,10 @@ def _ask(request: Callable[[], T]) -> T:
     try:
         return request()
     except MlflowException as error:
-        is_away = error.error_code in TRANSIENT or DAMAGED.search(str(error))
+        words = str(error)
+        is_away = error.error_code in TRANSIENT or DAMAGED.search(words) or PAGE.match(words)
         kind = AwayError if is_away else MlflowRefusedError
-        raise kind(str(error)) from error
+        raise kind(words) from error
     except FORBIDDEN as error:
         raise MlflowRefusedError(str(error)) from error
     except OSError as error:  # which the errors of `requests` are

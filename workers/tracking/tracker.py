@@ -10,7 +10,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -148,7 +148,7 @@ class _Trouble:
     """Why nothing can be delivered now."""
 
     since: float
-    """By `time.monotonic`: the beginning of the first pass that failed."""
+    """By `time.monotonic`: when something was delivered last, or when that was tried first."""
     words: str
 
 
@@ -171,6 +171,12 @@ class Tracker:
         self._trouble: _Trouble | None = None
         self._refused: dict[str, str] = {}
         """What MLflow will never take, and why."""
+        self._lacking: set[int] = set()
+        """Trials of which MLflow has refused something."""
+        self._lost: set[str] = set()
+        """Runs of trials that were deleted, and for which all was begun anew."""
+        self._answered = 0.0
+        """By `time.monotonic`: the beginning of a pass, or of what it could not deliver yet."""
         self._wake, self._over = threading.Event(), threading.Event()
         self._is_awaited, self._caught_up = False, threading.Event()
         self._thread = threading.Thread(target=self._work, name="tracking", daemon=True)
@@ -239,20 +245,21 @@ class Tracker:
         why = _shorten(next(iter(refused.values())))
         return Notice("delivery", f"MLflow refuses {', '.join(refused)}, and lacks that: {why}")
 
-    def _note_trouble(self, error: Exception, began: float) -> None:
-        """Keep why a pass failed that began so many seconds ago, unless the last one failed too."""
+    def _note_trouble(self, error: Exception) -> None:
+        """Keep why a pass failed, unless the last one failed too."""
         if self._trouble is None:
             who = "MLflow does" if isinstance(error, AwayError) else "checkpoints do"
-            since = time.strftime("%H:%M", time.gmtime(time.time() - (time.monotonic() - began)))
+            seconds = time.monotonic() - self._answered
+            since = time.strftime("%H:%M", time.gmtime(time.time() - seconds))
             words = f"{who} not answer since {since} UTC: {_shorten(str(error))}"
-            self._trouble = _Trouble(began, words)
+            self._trouble = _Trouble(self._answered, words)
 
     def _work(self) -> None:
         # A loop of our own: tenacity repeats one call, and this one also looks for what is new.
         pause = PASS_SECONDS
         try:
             while not self._over.is_set():
-                is_awaited, began = self._is_awaited, time.monotonic()
+                is_awaited, self._answered = self._is_awaited, time.monotonic()
                 try:
                     if self._pass():
                         break
@@ -261,7 +268,7 @@ class Tracker:
                         self._caught_up.set()
                 except (AwayError, StorageError) as error:
                     pause = min(2 * pause, LONGEST_PAUSE)
-                    self._note_trouble(error, began)
+                    self._note_trouble(error)
                     logger.warning("not tracked yet, trying again in %.0f s: %s", pause, error)
                 self._wake.wait(pause)
                 self._wake.clear()
@@ -281,6 +288,7 @@ class Tracker:
             news = self._choose(all_of_them=end is not None or self._is_awaited)
             for first in range(0, len(news), AT_ONCE):
                 self._deliver(runs, parent, news[first : first + AT_ONCE])
+                self._answered, self._trouble = time.monotonic(), None
             self._refused.pop(WHOLE, None)  # it has passed
             if end is None:
                 return False
@@ -349,14 +357,16 @@ class Tracker:
         with self._lock:  # what was heard meanwhile is newer
             self._news = known | self._news
 
-    def _find_loss(self, runs: Runs) -> None:
-        """Ask, when MLflow refuses something, whether it has lost the experiment's own run.
+    def _find_loss(self, runs: Runs, refused: Collection[str] = ()) -> None:
+        """Ask, when MLflow refuses something, whether it has lost a run.
 
         Raises:
             AwayError: if so, or if it does not answer. The next pass finds it out and begins anew.
         """
-        if self._parent is None or not runs.has_lost(self._parent):
+        lost = {run for run in refused if run not in self._lost and runs.has_lost(run)}
+        if self._parent is None or not (lost or runs.has_lost(self._parent)):
             return
+        self._lost |= lost
         self._runs = self._parent = None
         self._held.clear()
         if self._end is not None:
@@ -373,7 +383,7 @@ class Tracker:
         problems = [self._try_trial(runs, parent, entry) for entry in entries]
         refused = runs.flush()
         if refused or any(isinstance(each, MlflowRefusedError) for each in problems):
-            self._find_loss(runs)
+            self._find_loss(runs, refused)
         taken, whole = [], []
         for entry, problem in zip(entries, problems, strict=True):
             held = self._held.get(entry.number)
@@ -381,17 +391,25 @@ class Tracker:
                 if line.run_id in refused:
                     problem = problem or MlflowRefusedError(refused[line.run_id])
             if isinstance(problem, MlflowRefusedError):
-                with logs.about(self._subject.id, entry.number):
-                    logger.error("MLflow refuses trial %d, given up: %s", entry.number, problem)
-                self._refused.setdefault("some trials", f"trial {entry.number}: {problem}")
+                self._note_refusal(entry, problem)
+                if held is not None:  # what it does take later is sent
+                    held.entry, held.looked_at = entry, self._passes
             elif problem is None:
                 taken.append(entry)
-            if isinstance(problem, MlflowRefusedError) or (not problem and entry.is_over):
+            if entry.is_over and (problem is None or isinstance(problem, MlflowRefusedError)):
                 whole.append(entry)
         self._record(runs, taken, whole)
         for problem in problems:
             if problem is not None and not isinstance(problem, MlflowRefusedError | DamagedError):
                 raise problem
+
+    def _note_refusal(self, entry: TrialEntry, problem: MlflowRefusedError) -> None:
+        """Note that MLflow will never take something of a trial; log that once."""
+        self._refused.setdefault("some trials", f"trial {entry.number}: {problem}")
+        if entry.number not in self._lacking:
+            self._lacking.add(entry.number)
+            with logs.about(self._subject.id, entry.number):
+                logger.error("MLflow refuses trial %d: %s", entry.number, problem)
 
     def _try_trial(self, runs: Runs, parent: str, entry: TrialEntry) -> Exception | None:
         """Have what is new of a trial sent; return why it cannot be sent."""
