@@ -63,7 +63,8 @@ def main() -> None:
             ],
         ),
     )
-    tuner.fit()
+    if failed := tuner.fit().num_errors:
+        raise SystemExit(f"{failed} of {trials} trials failed")
     print(json.dumps({"trials_a_second": trials / (Stamps.last - Stamps.first)}))  # noqa: T201
 
 
