@@ -364,6 +364,8 @@ class Dispatcher:
             logger.warning("driver lost, it is looked for again experiment=%s", id)
             known.driver, known.is_new, known.not_before = None, True, 0.0
             return False  # looked for at the next tick, when the launcher is back
+        if self.clock() >= known.not_before + LONGEST_PAUSE:  # it was at work for a while
+            known.pause = FIRST_PAUSE
         death = driver.death or Death("for a reason that is not known")
         state_now = self.record.row(id).state
         if state_now not in DRIVEN | ENDED:  # it was paused, and perhaps queued again

@@ -189,6 +189,8 @@ class Jobs(database.AtDatabase):
             now.due_at, now.error, now.tries = due_at, to_storable(error), now.tries + 1
             if due_at is None:
                 now.state, now.finished_at = "failed", time.time()
+            elif job.kind == "analysis":
+                now.state = "queued"
             if job.kind in ("deletion", "pruning"):
                 is_deletion = job.kind == "deletion"
                 what = "deleted" if is_deletion else "pruned"

@@ -29,7 +29,7 @@ from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.app import create_app
 from eigensweep.service.queue.analyses import AnalysisHandler
-from eigensweep.service.queue.jobs import JobRunner, StoppedError
+from eigensweep.service.queue.jobs import JobRunner, NotDoneError, StoppedError
 from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.requests.analyses import Analyses, AnalysisSpec
@@ -218,6 +218,16 @@ class TestQueue:
         again = client.post("/v1/analyses", json=SMALL)
         assert (again.status_code, again.json()["state"]) == (201, "queued")
         assert again.json()["error"] is None
+
+    def test_one_that_waits_for_the_store_is_queued(self, client, runner, monkeypatch):
+        id = client.post("/v1/analyses", json=SMALL).json()["id"]
+
+        def wait(*_: Any) -> Outcome:
+            raise NotDoneError("the store does not answer")
+
+        monkeypatch.setattr(runner.handler, "_carry_out", wait)
+        assert runner.tick()
+        assert client.get(f"/v1/analyses/{id}").json()["state"] == "queued"
 
     def test_one_that_mlflow_lacks_is_delivered_when_asked_again(
         self, client, analyses, runner, monkeypatch

@@ -268,6 +268,21 @@ class TestDispatcher:
         ]
         assert 300 < now[0] < 2 * MOST_DEATHS * LONGEST_PAUSE, "after growing pauses"
 
+    def test_pauses_begin_anew_after_a_driver_that_was_at_work(self, record, launcher, post):
+        now = [0.0]
+        dispatcher = Dispatcher(record, launcher=launcher, options=OPTIONS, clock=lambda: now[0])
+        post()
+        dispatcher.tick()
+        for _ in range(8):
+            now[0] += 3600.0
+            launcher.launched[-1].now = "died"
+            launcher.launched[-1].death = Death("the node is low on memory", "memory")
+            died_at, before = now[0], len(launcher.launched)
+            while len(launcher.launched) == before:
+                dispatcher.tick()
+                now[0] += 0.5
+            assert now[0] - died_at < 5.0
+
     def test_a_driver_that_has_a_successor_ends_and_is_no_death(self, record, launcher, post):
         clock = iter(range(0, 10**9, 1000))
         dispatcher = Dispatcher(

@@ -27,7 +27,7 @@ from eigensweep.store.commits.heads import DAMAGED_HEAD, Heads
 from eigensweep.store.commits.kept_files import PRINTED
 from eigensweep.store.places.durable_files import DamagedError, StorageError
 from eigensweep.store.places.folder_files import FolderFiles
-from eigensweep.store.upkeep.copies import copy_out
+from eigensweep.store.upkeep.copies import copy_out, explain_emptiness
 from eigensweep.store.upkeep.thinning import thin_out
 
 KEY = "e7/00012/0"
@@ -323,6 +323,30 @@ class TestAnOlderVersion:
         assert thin_out(store, "e7/00012", "best", 2) > 0
         assert store.points(KEY) == self.points()
         assert store.list_checkpoints(KEY) == []
+
+
+def test_what_a_killed_process_left_half_written_is_removed(store):
+    store.kept.write(KEY, 1, "best.pt", b"weights")
+    thin_out(store, "e7/00012", "last", 1)
+    (Path(store.place) / KEY / "best-1.pt.tmp").write_bytes(b"weig")
+    assert thin_out(store, "e7/00012", "last", 1) == 4
+    assert not [name for name in store.files.names(KEY) if name.endswith(".tmp")]
+    assert store.kept.read(KEY, "best.pt") == b"weights"
+
+
+def test_nothing_is_kept_of_an_experiment_that_was_deleted(store):
+    store.files.remove_all("e7")
+    with pytest.raises(StaleAttemptError):
+        store.kept.write(KEY, 1, "best.pt", b"weights")
+    assert store.files.names("e7") == []
+
+
+def test_what_every_store_may_hold_is_no_sign_of_a_training(tmp_path):
+    store = Store(tmp_path)
+    store.files.write(".doctor/a", b"")
+    assert explain_emptiness(store) is not None
+    store.begin(KEY, 1)
+    assert explain_emptiness(store) is None
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ from waiting import PATIENCE, wait_until
 
 from eigensweep.store import marks
 from eigensweep.store.checkpoints import Store
-from eigensweep.store.marks import leave_mark
+from eigensweep.store.marks import leave_mark, pause_mark
+from eigensweep.store.places.folder_files import FolderFiles
 from eigensweep.store.places.store_watch import StoreWatch
 from eigensweep.training.attempt import Attempt
 from eigensweep.workers.driver.nodes import capacity
@@ -27,14 +28,23 @@ from eigensweep.workers.driver.nodes.draining import LOOK_SECONDS, Draining
 RAY = str(Path(sys.executable).parent / "ray")
 
 
-def test_a_process_remembers_only_the_last_marks(tmp_path, monkeypatch):
-    monkeypatch.setattr(marks, "_SEEN", {})
-    monkeypatch.setattr(marks, "MOST_SEEN", 3)
-    looked_at = [leave_mark(tmp_path, "e1", number, 1) for number in range(5)]
-    for mark in looked_at:
-        assert not looked_at[0].exists()
-        assert not mark.exists()
-    assert list(marks._SEEN) == [looked_at[3], looked_at[0], looked_at[4]]
+def test_the_marks_of_an_experiment_are_looked_at_together(tmp_path, monkeypatch):
+    looks = []
+
+    class Listed(FolderFiles):
+        look_seconds = 60.0
+
+        def names(self, folder: str) -> list[str]:
+            looks.append(folder)
+            return super().names(folder)
+
+    files = Listed(tmp_path)
+    monkeypatch.setattr(marks, "_files", lambda _: files)
+    leave_mark(tmp_path, "e1", 3, 1).touch()
+    told = [n for n in range(64) if leave_mark(tmp_path, "e1", n, 1).exists()]
+    assert not pause_mark(tmp_path, "e1").exists()
+    assert told == [3]
+    assert looks == ["e1/marks"]
 
 
 def test_its_trials_are_told_to_leave_once_and_others_are_not(tmp_path):

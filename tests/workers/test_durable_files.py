@@ -112,6 +112,29 @@ def test_a_commit_syncs_three_files_and_an_unordered_folder(tmp_path, monkeypatc
     assert acts == expected + ([] if own_disk else ["sync folder"])
 
 
+def test_a_head_whose_folder_was_not_synced_keeps_what_it_names(tmp_path, monkeypatch):
+    """The head is seen by all, so the commit is neither undone nor made a second time."""
+    monkeypatch.setattr(durable_files, "has_own_disk", lambda folder: False)  # as on NFS
+    key, fsync = "e1/00000/0", os.fsync
+    points = [CurvePoint(step, {"train/loss": 1.0}, 1) for step in range(1, 31)]
+    store = Store(tmp_path)
+    store.begin(key, 1)
+    store.commit(key, 1, 10, {}, points[:10])
+
+    def fail(file):
+        if stat.S_ISDIR(os.fstat(file).st_mode):
+            raise OSError(errno.EIO, "Input/output error")
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(StoreAwayError):
+        store.commit(key, 1, 20, {}, points[10:20])
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert store.points(key) == points[:20]
+    store.commit(key, 1, 30, {}, points[20:])
+    assert Store(tmp_path).points(key) == points
+
+
 class TestAFileThatMustNotExistYet:
     def test_is_made_by_one_alone_and_whole(self, tmp_path):
         files = FolderFiles(tmp_path)

@@ -420,6 +420,24 @@ class TestErrors:
         assert [reports[-1].outcome for reports in told] == ["completed", "failed"]
         assert "a metric is not finite" in told[1][-1].error
 
+    def test_a_damaged_head_sends_its_own_trial_back_alone(self, bench):
+        orders = [bench.order(n, seed=n, training=LONG) for n in range(3)]
+        for each in orders:
+            bench.engine.ask(each, 0)
+        for _ in range(6):
+            bench.engine.turn()
+        head = max((bench.folder / replicate_key("e1", 0, 0)).glob("head-*"))
+        head.write_bytes(head.read_bytes()[:-9] + b"123456789")
+        for _ in range(12):
+            bench.engine.turn()
+        with pytest.raises(EngineError) as error:
+            bench.engine.ask(orders[0], 0)
+        assert disk_failure(error.value) is error.value
+        assert [reports[-1].outcome for reports in bench.to_the_end(*orders[1:])] == [
+            "completed",
+            "completed",
+        ]
+
     def test_a_full_disk_is_nobodys_failure(self, bench, monkeypatch):
         def refuse(self, key, *content):
             error = OSError(errno.ENOSPC, "No space left on device")

@@ -18,6 +18,7 @@ from ray.exceptions import ActorDiedError, GetTimeoutError
 from eigensweep.protocol.code import own_code
 from eigensweep.protocol.ledger import StaleWriteError
 from eigensweep.protocol.messages import EngineNeed, Order, Report
+from eigensweep.store.commits.head import StaleAttemptError
 from eigensweep.training.lanes.engine.register import EngineError
 from eigensweep.workers.processes import engine_actor as module
 from eigensweep.workers.processes.engine_actor import EngineActor, EngineSlot, NoSlotError
@@ -124,6 +125,17 @@ def test_each_call_gives_the_next_rung_a_lost_one_comes_again(actor, engine):
         assert second.place.lanes == 2
         engine.answer = "nothing"
         assert await actor.advance(order(0, reported=10)) is None
+
+    asyncio.run(scene())
+
+
+def test_a_process_that_was_cut_off_takes_no_slot_of_its_successor(actor, engine):
+    async def scene() -> None:
+        await actor.join(order(4, attempt=2))
+        with pytest.raises(StaleAttemptError):
+            await actor.join(order(4))
+        assert (await actor.advance(order(4, attempt=2))).step == 5
+        assert engine.left == []
 
     asyncio.run(scene())
 

@@ -216,7 +216,29 @@ def test_a_driver_puts_there_what_its_trials_need_and_no_more(store, small_corpo
     assert store.files.names(corpora.FOLDER) == [archive]
 
 
+def test_a_driver_sees_what_comes_and_goes_while_it_lives(
+    store, small_corpora, tmp_path, monkeypatch
+):
+    order, later = text_order(tmp_path), tmp_path / "later"
+    shared = SharedCorpora(store, str(later), "e1")
+    assert shared.provide(order.config) is None
+    later.symlink_to(small_corpora)
+    archive = shared.provide(order.config)
+    assert archive is not None
+    store.files.remove(f"{corpora.FOLDER}/{archive}")  # as one does where it is damaged
+    assert shared.provide(order.config) == archive, "it looks once a minute"
+    monkeypatch.setattr("eigensweep.workers.driver.nodes.corpora.LOOK_SECONDS", 0.0)
+    assert shared.provide(order.config) == archive
+    assert store.files.names(corpora.FOLDER) == [archive]
+
+
 class TestRemoval:
+    def test_a_driver_that_was_killed_as_it_began_uses_none(self, store, data_root):
+        archive = publish(store, data_root, "e1")
+        corpora.release(store, corpora.list_users(store, "e1"))
+        store.files.write(f"{corpora.USERS}/{archive}/e1.ab.cd.tmp", b"")
+        assert corpora.remove_unused(store) == [archive]
+
     def test_an_archive_goes_with_the_last_experiment_that_uses_it(self, store, data_root):
         archive = publish(store, data_root, "e1")
         for experiment in ("e1", "e10"):  # a second driver of the one, and the first of another

@@ -131,7 +131,7 @@ class TestADriver:
             assert not driver.must_stop(), "its trials may commit and leave yet"
         assert not pause_mark(url, "e1").exists()
         driver.must_stop()
-        Store(url).files.read("e1/paused")
+        Store(url).files.read("e1/marks/paused")
 
     def test_can_be_cancelled_meanwhile(self, driver, ledger, outage):
         with outage():
@@ -329,15 +329,15 @@ class TestTheWatch:
 def test_a_store_that_hangs_is_asked_for_one_mark_alone(tmp_path, monkeypatch):
     asked: list[str] = []
 
-    def hang(files: FolderFiles, path: str) -> int | None:
-        asked.append(path)
+    def hang(files: FolderFiles, folder: str) -> list[str]:
+        asked.append(folder)
         raise StoreAwayError("cannot read the store: no answer")
 
     touched = [marks.leave_mark(tmp_path, "e1", number, 1) for number in range(24)]
     for mark in touched[:12]:
         mark.touch()
     before = [mark.exists() for mark in touched]
-    monkeypatch.setattr(FolderFiles, "size", hang)
+    monkeypatch.setattr(FolderFiles, "names", hang)
     assert [mark.exists() for mark in touched] == before == [True] * 12 + [False] * 12
     assert len(asked) == 1
     monkeypatch.undo()

@@ -180,6 +180,7 @@ class TestEveryStore:
         )
 
     def test_files_beside_the_checkpoints_are_kept(self, store, tmp_path):
+        store.begin(KEY, 1)
         spectrum_files.write(store, KEY, 1, 5, {"W": {"eigenvalues": []}})
         store.kept.write(KEY, 1, BEST, b"weights")
         path = store.kept.fetch(KEY, BEST, tmp_path)

@@ -229,6 +229,20 @@ def test_a_zygote_that_cannot_load_is_told_and_tried_again(monkeypatch):
     broken.stop()
 
 
+def test_a_driver_that_was_not_forked_when_all_stopped_never_begins(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "PROGRAM", "no_such_module")
+    made = Drivers()
+    made.start()
+    made._zygote.wait()
+    order = DriverOrder("e1", {}, None, DriverOptions(storage="/s"), "address")
+    process = made.launch(order, str(tmp_path / "log"))
+    made.stop(kill=True)
+    assert process.state() == "died"
+    made.start()
+    assert made._requests.empty()
+    made.stop()
+
+
 @pytest.mark.slow  # a zygote loads for seconds
 def test_a_zygote_that_cannot_be_started_is_started_later(monkeypatch):
     def refuse(*_: Any, **__: Any) -> None:

@@ -210,6 +210,7 @@ class Drivers:
                     process.finish("died", Death(UNSEEN, "unseen"))
                 elif kill:
                     process.kill()
+            self._forget_ended()  # the next zygote begins none of them
 
     def _forget_ended(self) -> None:
         """Forget the drivers that are over: of those whose zygote is gone nobody tells."""

@@ -30,6 +30,7 @@ from eigensweep.common.logs import LogFormat
 from eigensweep.protocol.code import check_code
 from eigensweep.protocol.messages import Code, EngineNeed, LostBy, Order, Place, Report
 from eigensweep.protocol.patience import START_SECONDS, patience_with
+from eigensweep.store.commits.head import StaleAttemptError
 from eigensweep.store.places.durable_files import disk_failure
 from eigensweep.training.devices import DeviceError, see_only, try_out
 from eigensweep.training.errors import is_of_the_device
@@ -136,6 +137,7 @@ class EngineActor:
 
         Raises:
             ForeignCodeError: if this process would run other code than the trial's driver.
+            StaleAttemptError: if the trial has a later attempt.
             DeviceError: if the device cannot be used; this process ends then.
         """
         async with self._opening:
@@ -149,9 +151,12 @@ class EngineActor:
                     self._is_broken = True  # in another process it may work again
                     raise
                 self._empty_since = time.monotonic()
-        earlier = self._slots.pop(_key(order), None)
+        earlier = self._slots.get(_key(order))
+        if earlier is not None and earlier.order.attempt > order.attempt:
+            later = earlier.order.attempt
+            raise StaleAttemptError(f"trial {order.number} has begun attempt {later}")
         if earlier is not None:  # its process was lost, or its driver
-            self._engine.leave(earlier.order, commit=True)
+            self._drop(earlier, commit=True)
         slot = _HeldSlot(order)
         taken = sum(each.weight for each in self._slots.values())
         if self._is_broken or taken + slot.weight > 1 + 1e-9:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any, Final
 
+from eigensweep.store.commits.head import StaleAttemptError
 from eigensweep.store.commits.heads import Heads
 from eigensweep.store.commits.old_heads import is_whole_archive
 from eigensweep.store.places.durable_files import DamagedError
@@ -39,11 +40,14 @@ class KeptFiles:
         """Keep a file; `name` may have a folder before it, such as `spectra/000000050.json`.
 
         Raises:
-            StaleAttemptError: if a higher attempt has begun.
+            StaleAttemptError: if a higher attempt has begun, or the experiment was deleted.
             StorageError: if it cannot be written.
         """
         # A successor may begin between the look and the write, so each attempt has its own files.
-        self._heads.read(key).check_attempt(key, attempt)
+        head = self._heads.read(key)
+        head.check_attempt(key, attempt)
+        if head.attempt == 0:
+            raise StaleAttemptError(f"nothing has begun at {key}, or it was deleted since")
         stem, _, kind = name.rpartition(".")
         self._files.write(f"{key}/{stem}-{attempt}.{kind}", content)
 

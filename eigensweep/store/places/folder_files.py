@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Final, NoReturn
 
 from eigensweep.store.places import durable_files
-from eigensweep.store.places.durable_files import StoreAwayError, make_folder
+from eigensweep.store.places.durable_files import StorageError, StoreAwayError, make_folder
 
 MOST_TRIES: Final = 50
 """How often the removal of a folder begins again because others remove files of it."""
@@ -84,7 +84,10 @@ class FolderFiles:
             with suppress(OSError):
                 draft.unlink(missing_ok=True)
         if is_made:
-            durable_files.sync_folder(place.parent)
+            try:
+                durable_files.sync_folder(place.parent)
+            except StorageError as error:  # others see the file, and it may last
+                raise StoreAwayError(str(error)) from error
         return is_made
 
     def remove(self, path: str) -> None:

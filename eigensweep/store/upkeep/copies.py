@@ -22,12 +22,12 @@ def explain_emptiness(store: Store) -> str | None:
     Raises:
         StorageError: if it cannot be read.
     """
-    if any(not name.startswith(STAGING) for name in store.files.names("")):
+    if any(not name.startswith(".") for name in store.files.names("")):
         return None
     return (
         f"{store.place} is empty, and the record has trials that have trained: mount what belongs "
         "there, and set EIGENSWEEP_STORAGE everywhere to where they trained. If it was emptied on "
-        "purpose, put any file into it"
+        "purpose, put a file into it whose name does not begin with a dot"
     )
 
 

@@ -120,7 +120,10 @@ def _remove(store: Store, name: str) -> bool:
 
 
 def _is_used(store: Store, name: str) -> bool:
-    return any(not user.startswith(LEAVING) for user in store.files.names(f"{USERS}/{name}"))
+    return any(
+        not user.startswith(LEAVING) and not user.endswith(".tmp")
+        for user in store.files.names(f"{USERS}/{name}")
+    )
 
 
 def _wait_for_removers(store: Store, name: str) -> None:

@@ -69,6 +69,7 @@ def _thin_out_replicate(
     kept = _choose_kept(store, key, head, keep, has_best=bool(best), checked=not only_measure)
     stay = {checkpoint.file for checkpoint in kept}
     gone = [name for name in names if name.startswith("step-") and name not in stay]
+    gone += [name for name in names if name.endswith(".tmp")]  # of a process that was killed
     gone += best if keep == "none" else best[:-1]
     freed = sum(store.files.size(f"{key}/{name}") or 0 for name in gone)
     if only_measure or not gone:

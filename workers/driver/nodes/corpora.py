@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from pathlib import Path
+from typing import Final
 
 from eigensweep.protocol.messages import ConfigJson
 from eigensweep.search_spaces.trial import TrialConfig
@@ -16,6 +18,9 @@ from eigensweep.tasks.corpus import CorpusMissingError
 
 logger = logging.getLogger(__name__)
 
+LOOK_SECONDS: Final = 60.0
+"""Pause between two looks whether the archives are still there."""
+
 
 class SharedCorpora:
     """Remembers which archive belongs to which task of an experiment."""
@@ -25,6 +30,7 @@ class SharedCorpora:
         self._user = corpora.name_user(experiment)
         self._by_task: dict[str, str | None] = {}
         self._by_files: dict[tuple[Path, ...], str] = {}
+        self._looked_at = time.monotonic()
 
     def provide(self, config: ConfigJson) -> str | None:
         """Return the archive with the corpus of a trial; None: it needs none, or there is none.
@@ -32,15 +38,26 @@ class SharedCorpora:
         Without an archive a trial uses what its node has.
         """
         task = json.dumps(config["task"], sort_keys=True)
-        if task not in self._by_task:
-            try:
+        try:
+            self._look()
+            if task not in self._by_task:
                 self._by_task[task] = self._publish(TrialConfig.from_dict(config))
-            except CorpusMissingError:
-                self._by_task[task] = None
-            except StorageError as error:  # the next trial tries again
-                logger.warning("a corpus is not in the store yet: %s", error)
-                return None
+        except CorpusMissingError:  # it may be fetched yet
+            return None
+        except StorageError as error:  # the next trial tries again
+            logger.warning("a corpus is not in the store yet: %s", error)
+            return None
         return self._by_task[task]
+
+    def _look(self) -> None:
+        """Forget what is not in the store any more: a person removes a damaged archive."""
+        if not self._by_files or time.monotonic() < self._looked_at + LOOK_SECONDS:
+            return
+        there = {*self._store.files.names(corpora.FOLDER)}
+        if not there.issuperset(self._by_files.values()):
+            self._by_task.clear()
+            self._by_files.clear()
+        self._looked_at = time.monotonic()
 
     def _publish(self, config: TrialConfig) -> str | None:
         if self._data_root is None:

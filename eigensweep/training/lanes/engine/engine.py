@@ -25,8 +25,10 @@ import torch
 
 from eigensweep.protocol.messages import Order, Report
 from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.store.checkpoints import Store
 from eigensweep.store.places.durable_files import disk_failure
 from eigensweep.training.attempt import Attempt
+from eigensweep.training.corpora import find_data_root
 from eigensweep.training.errors import is_out_of_memory
 from eigensweep.training.lanes.engine.commits import Commits
 from eigensweep.training.lanes.engine.faults import Faults
@@ -218,6 +220,8 @@ class Engine:
             trial.lanes = [MemberLane(trial, replicate) for replicate in attempt.replicates]
 
     def _open_attempt(self, order: Order) -> Attempt:
+        # A corpus may take long to come, and who makes groups would wait for it.
+        find_data_root(order, TrialConfig.from_dict(order.config), Store(order.storage))
         with self._groups.making:
             return Attempt(order, self.device, self._clock)
 

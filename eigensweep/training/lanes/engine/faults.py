@@ -11,7 +11,7 @@ from typing import TypeVarTuple
 from eigensweep.common import logs
 from eigensweep.protocol.ledger import StaleWriteError
 from eigensweep.protocol.messages import Order, Report
-from eigensweep.store.places.durable_files import disk_failure
+from eigensweep.store.places.durable_files import DamagedError, disk_failure
 from eigensweep.tasks.corpus import CorpusMissingError
 from eigensweep.training.attempt import Attempt
 from eigensweep.training.devices import DeviceError, find_crowding
@@ -66,7 +66,8 @@ class Faults:
     def settle(self, trial: MemberTrial, error: BaseException) -> None:
         """Take in an error that was met while working for one trial."""
         with self._register.changed:
-            is_of_the_disk = disk_failure(error) is not None
+            is_damage = isinstance(error, DamagedError)  # of what this trial alone has stored
+            is_of_the_disk = disk_failure(error) is not None and not is_damage
             if is_of_the_disk or is_of_the_device(error):
                 self.lose(error, for_good=not is_of_the_disk)
                 return
@@ -78,6 +79,9 @@ class Faults:
             trial.held.clear()
             if isinstance(error, StaleWriteError | CorpusMissingError | DeviceError):
                 trial.error = error
+            elif is_damage:
+                trial.error = EngineError(str(error))
+                trial.error.__cause__ = error
             elif is_out_of_memory(error) and not isinstance(error, TooLargeError):
                 let_go(error)
                 trial.error = EngineError(f"the memory of {self._device} ran out: {error}")
