@@ -17,6 +17,7 @@ from eigensweep.results.trial_result import ParameterCount, Result
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.search.samplers import FEWEST_EARLIER, GENERATION
 from eigensweep.workers.driver.search.study import Draw, Study
+from eigensweep.workers.driver.sweep import Job
 
 TWO = {
     "optimizer.lr": {"low": 1e-5, "high": 1e-1, "log": True},
@@ -270,6 +271,34 @@ class TestSamplersThatLearn:
             study.tell(entry)
         later = [loss(dict(study.draw().point.params)) for _ in range(8)]
         assert median(later) < median(earlier) / 2
+
+    @pytest.mark.parametrize(
+        ("first", "at_once", "fail"), [(5, 5, 0), (5, 8, 0), (6, 1, 3), (16, 24, 0)]
+    )
+    def test_nsga2_breeds_from_whole_generations(self, tmp_path, first, at_once, fail):
+        """Points that came first are of no draw, and may be open in several generations."""
+        points = [
+            {"params": {"optimizer.lr": 1e-3 * (n + 1), "optimizer.alpha": 0.5}}
+            for n in range(first)
+        ]
+        b = bench(tmp_path, "nsga2", TWO, 3 * first, first=points)
+        jobs: list[Job] = []
+        while True:
+            while len(jobs) < at_once and (job := b.ask()) is not None:
+                b.sweep.begin(job.entry.number, job.attempt)
+                jobs.append(job)
+            if not jobs:
+                break
+            entry = jobs.pop(0).entry
+            value = Result(value=loss(entry.params), step=20)
+            failed = {"outcome": "failed", "error": "a bug"} if entry.number < fail else {}
+            b.sweep.end(entry.number, **(failed or {"outcome": "completed", "result": value}))
+        assert len(b.ledger.load()) == 3 * first
+        (part,) = b.study._parts
+        trials, size = b.study.trials(), b.spec.population
+        for generation in range(1, max(t.system_attrs[GENERATION] for t in trials) + 1):
+            parents = part._study.sampler.get_parent_population(part._study, generation)
+            assert len(parents) in (0, size)
 
     @pytest.mark.parametrize("method", LEARNING)
     def test_arms_take_turns_and_each_draws_its_own_parameters(self, tmp_path, method):

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import optuna
 from optuna.distributions import BaseDistribution
 from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import (
     BaseSampler,
     CmaEsSampler,
     GPSampler,
-    NSGAIISampler,
     TPESampler,
 )
 from optuna.samplers.nsgaii import PolynomialMutation, SBXCrossover
@@ -47,6 +47,25 @@ class _CmaEs(CmaEsSampler):
         self, study: Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
         return self._axes
+
+
+class NSGAIISampler(optuna.samplers.NSGAIISampler):
+    """NSGA-II that breeds from no generation while trials of it that it needs are open.
+
+    Optuna's chooses the parents once and for good, and fails where there is one alone. Trials that
+    it did not draw may be open in several generations. It names its marks after this class.
+    """
+
+    def get_parent_population(self, study: Study, generation: int) -> list[FrozenTrial]:
+        """Return the parents of a generation; none where they are not known yet."""
+        trials = study.get_trials(deepcopy=False)
+        before = [t.state for t in trials if t.system_attrs.get(GENERATION) == generation - 1]
+        assert self.population_size is not None
+        is_short = before.count(TrialState.COMPLETE) < self.population_size
+        if is_short and TrialState.RUNNING in before:
+            return []
+        found = super().get_parent_population(study, generation)
+        return found if len(found) > 1 else []
 
 
 def make_sampler(

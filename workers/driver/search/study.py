@@ -149,7 +149,7 @@ class _Part:
         self._open: dict[int, int] = {}
         """Numbers of Optuna's trials that have not ended, by those of the ledger's."""
         self._count = 0
-        """Trials that Optuna knows, without discarded draws."""
+        """Trials that Optuna knows, but for discarded draws and what had failed before."""
         self._shared: dict[tuple[str, ...], dict[str, BaseDistribution]] = {}
         """Descriptions of parameters, shared by all trials with the same names."""
         self.turns = 0
@@ -250,7 +250,7 @@ class _Part:
         number = self._storage.get_trial(
             self._storage.create_new_trial(self._study_id, made)
         ).number
-        self._count += 1
+        self._count += end.state != TrialState.FAIL
         if end.state == TrialState.RUNNING:
             self._open[entry.number] = number
         self._share(number)

@@ -110,7 +110,7 @@ class Halving(Rule):
             return False
         others = list(reached.values())
         cutoff = np.percentile(others, (1 - 1 / self._brackets.factor) * 100)
-        return max(others) >= self._good_enough and bool(value < cutoff)
+        return max(others) > self._good_enough and bool(value < cutoff)
 
     def _record(self, number: int, step: int, value: float) -> None:
         if (reached := self._find_rung(number, step)) is not None:
