@@ -142,7 +142,7 @@ class Attempt:
         for mark in (pause, cancel):
             mark.forget()
         store = Store(order.storage)
-        data_root = find_data_root(order, config, store)
+        data_root = find_data_root(config, store, order.data_root, order.corpus)
         self.replicates = [
             Replicate(
                 Training(config, seed, data_root=data_root, device=device),

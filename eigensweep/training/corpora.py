@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from eigensweep.common.private_folders import cache_folder, make_private
-from eigensweep.protocol.messages import Order
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.store.checkpoints import Store
 from eigensweep.store.places.durable_files import storage_error
@@ -14,8 +13,10 @@ from eigensweep.tasks import TASKS
 from eigensweep.tasks.corpus import CorpusMissingError
 
 
-def find_data_root(order: Order, config: TrialConfig, store: Store) -> str | None:
-    """Return the node's data root if the corpus of a trial is there, else one from the store.
+def find_data_root(
+    config: TrialConfig, store: Store, data_root: str | None, archive: str | None
+) -> str | None:
+    """Return the node's data root if the corpus of a trial is there, else that of an archive.
 
     Raises:
         StorageError: if it cannot be fetched.
@@ -28,12 +29,12 @@ def find_data_root(order: Order, config: TrialConfig, store: Store) -> str | Non
             return False
         return True
 
-    root = None if order.data_root is None else Path(order.data_root)
-    if order.corpus is None or has_corpus(root):
-        return order.data_root
+    root = None if data_root is None else Path(data_root)
+    if archive is None or has_corpus(root):
+        return data_root
     folder = cache_folder() / "corpora"
     try:
         make_private(folder)
     except OSError as error:
         raise storage_error("write", folder, error) from error
-    return str(fetch(store, order.corpus, folder, has_corpus))
+    return str(fetch(store, archive, folder, has_corpus))

@@ -15,6 +15,7 @@ from helpers.waiting import wait_until
 from orders import make_order
 from sweeps import SCORNN
 
+from eigensweep.protocol.code import own_code
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.store.checkpoints import Store
@@ -27,9 +28,11 @@ from eigensweep.tasks.corpus import CorpusMissingError
 from eigensweep.tasks.speech_corpora import MANIFEST
 from eigensweep.training.attempt import Attempt
 from eigensweep.training.corpora import find_data_root
+from eigensweep.training.lanes import sizing
 from eigensweep.training.lanes.engine.engine import Engine
 from eigensweep.workers.driver.deletion import remove
 from eigensweep.workers.driver.nodes.corpora import SharedCorpora
+from eigensweep.workers.driver.nodes.lanes import _measure
 
 TEXT = {"name": "ptb_chars", "batch_size": 2, "eval_batch_size": 2, "bptt": 10}
 CONFIGS: list[dict[str, Any]] = [
@@ -184,15 +187,28 @@ def test_a_trial_trains_on_a_node_without_the_corpus(store, small_corpora, tmp_p
     assert attempt.advance().outcome == "completed"
 
 
+def test_lanes_are_measured_on_a_node_without_the_corpus(
+    store, small_corpora, tmp_path, cache, monkeypatch
+):
+    monkeypatch.setattr(sizing, "ROUND_SECONDS", 0.01)
+    order = text_order(tmp_path)
+    archive = SharedCorpora(store, str(small_corpora), "e1").provide(order.config)
+    empty = str(tmp_path / "empty")
+    with pytest.raises(CorpusMissingError):
+        _measure(order.config, "cpu", 1, store.place, empty, None, own_code())
+    lanes, _ = _measure(order.config, "cpu", 1, store.place, empty, archive, own_code())
+    assert lanes >= 1
+
+
 def test_one_whose_cache_was_cleaned_up_fetches_it_again(store, small_corpora, tmp_path, cache):
     order = text_order(tmp_path)
     archive = SharedCorpora(store, str(small_corpora), "e1").provide(order.config)
     config = TrialConfig.from_dict(order.config)
     asked = text_order(tmp_path, data_root=str(tmp_path / "empty"), corpus=archive)
-    root = Path(find_data_root(asked, config, store))
+    root = Path(find_data_root(config, store, asked.data_root, asked.corpus))
     whole = files_of(root)
     (root / "ptb" / "ptb.valid.txt").unlink()
-    assert find_data_root(asked, config, store) == str(root)
+    assert find_data_root(config, store, asked.data_root, asked.corpus) == str(root)
     assert files_of(root) == whole
     assert [p.name for p in cache.iterdir() if p.is_dir()] == [archive.removesuffix(".tar")]
 

@@ -366,7 +366,8 @@ class ExperimentDriver:
         most = self._count_for_each_gpu()
         lanes = wanted
         if lanes == "auto":
-            lanes = choose_lanes(self.spec, self.options, self.why_stop)
+            provide = self._corpora.provide if self._corpora else lambda config: None
+            lanes = choose_lanes(self.spec, self.options, self.why_stop, provide)
         if most is not None:
             spread = spread_lanes(lanes, replicates, most)
             if spread < lanes:

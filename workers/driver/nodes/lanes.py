@@ -20,7 +20,9 @@ from eigensweep.search_spaces.checks.memory import THIN_PROCESS, list_extremes
 from eigensweep.search_spaces.checks.preview import seconds_of
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.store.checkpoints import Store
 from eigensweep.store.places.files import is_url
+from eigensweep.training.corpora import find_data_root
 from eigensweep.training.lanes import sizing
 
 logger = logging.getLogger(__name__)
@@ -33,9 +35,14 @@ MEASURING_SECONDS = 300.0
 
 
 def choose_lanes(
-    spec: ExperimentSpec, options: DriverOptions, why_stop: Callable[[], str | None]
+    spec: ExperimentSpec,
+    options: DriverOptions,
+    why_stop: Callable[[], str | None],
+    provide: Callable[[ConfigJson], str | None],
 ) -> int:
     """Return how many lanes are best for the largest configuration of a spec.
+
+    `provide` returns the archive in the store with a configuration's corpus, if there is one.
 
     A Ray task with an engine's cores and GPU measures that. Where it fails, or no device becomes
     free for so long, a log line says so, and a fixed number is taken.
@@ -50,10 +57,10 @@ def choose_lanes(
         max_calls=1,  # its process ends, and with it the memory that was tried out
     )(_measure)
     threads = max(1, int(spec.resources.cpus))
+    content = config.model_dump(mode="json")
     found = task.remote(
-        config.model_dump(mode="json"), device, threads, options.storage, options.data_root,
-        own_code(),
-    )  # fmt: skip
+        content, device, threads, options.storage, options.data_root, provide(content), own_code()
+    )
     deadline = time.monotonic() + MEASURING_SECONDS
     while why_stop() is None and time.monotonic() < deadline:
         ready, _ = ray.wait([found], timeout=1.0)
@@ -78,17 +85,19 @@ def _measure(
     threads: int,
     storage: str,
     data_root: str | None,
+    archive: str | None,
     code: Code,
 ) -> tuple[int, str]:
     """Measure in a process that has the device to itself; the storage remembers what came out."""
     check_code(code)
     torch.set_num_threads(threads)
+    parsed = TrialConfig.from_dict(config)
     most = psutil.virtual_memory().available // 2 // THIN_PROCESS
     chosen = sizing.choose_lanes(
-        TrialConfig.from_dict(config),
+        parsed,
         device,
         folder=(cache_folder() if is_url(storage) else Path(storage)) / "lanes",
-        data_root=data_root,
+        data_root=find_data_root(parsed, Store(storage), data_root, archive),
         most=max(1, min(most, sizing.MOST_LANES)),
     )
     return chosen.lanes, chosen.why

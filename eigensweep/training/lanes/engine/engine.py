@@ -221,7 +221,8 @@ class Engine:
 
     def _open_attempt(self, order: Order) -> Attempt:
         # A corpus may take long to come, and who makes groups would wait for it.
-        find_data_root(order, TrialConfig.from_dict(order.config), Store(order.storage))
+        config = TrialConfig.from_dict(order.config)
+        find_data_root(config, Store(order.storage), order.data_root, order.corpus)
         with self._groups.making:
             return Attempt(order, self.device, self._clock)
 
