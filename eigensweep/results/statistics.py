@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from math import exp, fsum, isfinite, sqrt
+from math import exp, fsum, hypot, isfinite, sqrt
 from statistics import fmean
 from typing import ClassVar, Literal
 
@@ -195,7 +195,10 @@ def find_spread(values: Sequence[float], mean: float) -> float:
 
     `statistics.stdev`, which computes with fractions, takes twenty times as long.
     """
-    return sqrt(fsum([(value - mean) ** 2 for value in values]) / (len(values) - 1))
+    try:
+        return sqrt(fsum([(value - mean) ** 2 for value in values]) / (len(values) - 1))
+    except OverflowError:  # of squares; `hypot` has other last digits
+        return hypot(*[value - mean for value in values]) / sqrt(len(values) - 1)
 
 
 def make_interval(

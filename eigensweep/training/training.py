@@ -324,9 +324,11 @@ class Training:
         self._reused_seconds = state.get("reused_seconds")
         self._step_times.extend(state.get("step_times", ()))
         self._evaluated = self._tested = self.step if self._last_point >= 0 else -1
-        budget_is_longer = self.outcome == "completed" and self.step < self.steps
-        if budget_is_longer and not self.selection.is_out_of_patience:
-            self.outcome, self._test, self._tested = None, {}, -1
+        # An evaluation that the shorter budget alone has asked for ends no longer one.
+        is_by_budget = not (self.failed_step or self.is_scheduled)
+        ended = self.outcome == "completed" or (self.outcome == "diverged" and is_by_budget)
+        if ended and self.step < self.steps and not self.selection.is_out_of_patience:
+            self.outcome, self.divergence, self._test, self._tested = None, None, {}, -1
             self.selection.continue_beyond_budget()
             self.reported_tests.continue_beyond_budget()
         trained_by = state.get("code")  # None in older checkpoints
@@ -412,6 +414,7 @@ class Training:
         A step that is not finite is not taken: it changes nothing, and the training diverged. Then
         `evaluation_due` and `test_due` tell what is to be seen before the next step.
         """
+        self.optimizers.scale(self.schedule.factor(self.step))
         if not all(map(isfinite, (objective, loss, norm))):
             self.outcome, self.failed_step = "diverged", True
             what, number = "norm of the gradient", norm
@@ -422,7 +425,6 @@ class Training:
             self.divergence = f"step {self.step + 1}: the {what} was {number:g}"
             self._record(self._window_means())
             return False
-        self.optimizers.scale(self.schedule.factor(self.step))
         self.step += 1
         self._window = [a + b for a, b in zip(self._window, (1.0, loss, norm), strict=True)]
         is_logged = self.step % self.config.training.log_every == 0

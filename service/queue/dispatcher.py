@@ -447,11 +447,12 @@ class Dispatcher:
         claim = self.record.claim(id, outlived=known.outlived, gone_at=known.gone_at)
         if claim is None:
             return
-        known.gone_at = None
+        known.gone_at = time.time()  # nobody works on it before its driver is launched
         if claim.generation == 1:
             traces.record("queue", claim.trace, claim.created_at, experiment=id)
         ledger = RecordLedger(self.record.url, id, claim.generation)
         self._pause(known)  # if the launch fails, or the driver dies at once
         options = replace(self.options, trace=claim.trace)
         known.driver = self.launcher.launch(id, claim.spec, ledger, options)
+        known.gone_at = None
         logger.info("driver started experiment=%s generation=%d", id, claim.generation)

@@ -182,8 +182,9 @@ class Jobs(database.AtDatabase):
         An experiment that is not deleted or pruned yet says why in its notices.
         """
         self._fence(rows)
+        experiment = None
         if job.kind in ("deletion", "pruning"):  # in the order in which others lock them
-            rows.get(ExperimentRow, job.key, lock=True)
+            experiment = rows.get(ExperimentRow, job.key, lock=True)
         now = rows.get(JobRow, (job.kind, job.key), lock=True)
         if now is not None and now.due_at is not None:  # else it was cancelled meanwhile
             now.due_at, now.error, now.tries = due_at, to_storable(error), now.tries + 1
@@ -191,11 +192,10 @@ class Jobs(database.AtDatabase):
                 now.state, now.finished_at = "failed", time.time()
             elif job.kind == "analysis":
                 now.state = "queued"
-            if job.kind in ("deletion", "pruning"):
+            if experiment is not None and job.kind in ("deletion", "pruning"):
                 is_deletion = job.kind == "deletion"
                 what = "deleted" if is_deletion else "pruned"
                 words = f"not {what} yet: {error.strip().rpartition(chr(10))[2]}"
-                experiment = rows.get_one(ExperimentRow, job.key, lock=True)
                 if is_deletion or experiment.state in ENDED:  # else others write its notices
                     record_notices(rows, experiment, [Notice(job.kind, words)])
 

@@ -9,7 +9,10 @@ import pytest
 from test_ledger_contract import PLACE
 
 from eigensweep.protocol.fair_shares import Demand
+from eigensweep.protocol.messages import DriverOptions
+from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.queue.dispatcher import Dispatcher
 from eigensweep.service.record.errors import QuotaExceededError
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.users.accounts import Accounts, Quotas
@@ -109,6 +112,52 @@ def test_a_night_in_which_its_driver_was_dead_is_no_work(lab):
     assert lab.spent == pytest.approx(90, abs=30)
     again.interrupt(0, 1, "its driver was lost")
     assert lab.record.row(lab.id).trial_seconds == pytest.approx(60, abs=30)
+
+
+def test_hours_in_which_no_driver_can_be_launched_are_no_work(lab, launcher, monkeypatch):
+    def refuse(*_: Any) -> None:
+        raise OSError("no memory for one process more")
+
+    options = DriverOptions(storage="/storage")
+    dispatcher = Dispatcher(
+        lab.record, launcher=launcher, options=options, problem=None, clock=lambda: time.time()
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(launcher, "launch", refuse)
+        for _ in range(6):
+            dispatcher.tick()
+            lab.wait(600)
+    dispatcher.tick()
+    assert launcher.launched
+    assert lab.spent == pytest.approx(0, abs=30)
+
+
+def test_a_trial_that_is_brought_back_ends_after_it_began(lab):
+    """It waited when it was cancelled, began for the first time later, and was cancelled again."""
+    ledger = lab.work(10)
+    ledger.open(0, "scornn", {}, {"training": {"steps": 100}}, "h")
+    ledger.finish(0, 0, "cancelled")
+    lab.record.cancel(lab.id)
+    ledger.end("cancelled")
+    lab.wait(HOUR)
+    lab.record.extend(lab.id, lab.spec)
+    again = lab.work(60)
+    again.finish(0, again.begin(0), "cancelled")
+    trial = lab.record.trial(lab.id, 0).trial
+    assert trial.state == "cancelled"
+    assert trial.ended_at >= trial.started_at
+
+
+def test_a_trial_that_is_brought_back_has_come_as_far_as_its_result(lab):
+    """Its patience was over at step 20 of 40, and a longer budget was cancelled at step 50."""
+    ledger = lab.work(10)
+    ledger.open(0, "scornn", {}, {"training": {"steps": 40}}, "h")
+    ledger.finish(0, ledger.begin(0), "completed", Result(value=0.5, step=20))
+    ledger.reopen(0, {"training": {"steps": 80}}, "a longer budget")
+    ledger.report(0, ledger.begin(0), 50, {"objective": 0.4}, PLACE)
+    ledger.finish(0, 2, "cancelled")
+    trial = lab.record.trial(lab.id, 0).trial
+    assert (trial.state, trial.step, trial.steps) == ("completed", 20, 40)
 
 
 def test_a_dead_driver_leaves_its_share_to_others(lab):

@@ -28,6 +28,7 @@ Kind = Literal[
     "words",
     "number",
     "stateless",
+    "scale",
 ]
 
 
@@ -56,6 +57,8 @@ class Own(Model):
         if config.kind == "first":
             self.h0 = nn.Parameter(torch.zeros(n))
             nn.init.zeros_(self.V.weight)
+        elif config.kind == "scale":
+            self.scale = nn.Parameter(torch.tensor(1.0))
         elif config.kind == "norm":
             self.norm = nn.BatchNorm1d(n)
         elif config.kind == "tied":
@@ -93,6 +96,8 @@ class Own(Model):
         if self.config.kind == "norm":
             read = self.norm(read)
         last = {"list": [h[-1]], "stateless": None}.get(self.config.kind, h[-1])
+        if self.config.kind == "scale":
+            read = self.scale * read
         return self.V(read), last
 
     def constraint_report(self):
@@ -183,6 +188,7 @@ def train_both(config):
         ({"name": "counts"}, "two_groups"),
         ({"name": "counts", "large": False}, "norm"),
         ({"name": "counts"}, "stateless"),
+        ({"name": "counts"}, "scale"),
         ({"name": "text"}, "plain"),
     ],
 )

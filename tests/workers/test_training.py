@@ -180,6 +180,26 @@ class TestGoingOn:
         longer.run()
         assert longer.result().best_step == 20
 
+    def test_what_a_shorter_budget_alone_has_seen_diverge_goes_on(self):
+        task = {"curve": {15: 1e39}}
+        short = train_toy(trial(task=task, training={"steps": 15}))
+        assert short.outcome == "diverged"
+        longer = reload(short, trial(task=task, training={"steps": 40}))
+        longer.run()
+        whole = train_toy(trial(task=task, training={"steps": 40}))
+        assert whole.outcome == "completed"
+        assert to_exact(longer.result()) == to_exact(whole.result())
+
+    def test_the_last_rate_of_a_resumed_training_is_that_of_the_whole_one(self):
+        optimizer = {"schedule": "exponential", "schedule_every": 1, "schedule_factor": 0.5}
+        config = trial(
+            task={"bad_step": 15}, optimizer=optimizer, training={"steps": 40, "log_every": 4}
+        )
+        resumed = reload(train_toy(config, until=15), config)
+        resumed.run()
+        assert resumed.divergence is not None
+        assert resumed.drain()[-1].metrics == train_toy(config).drain()[-1].metrics
+
     def test_what_patience_ended_stays_ended_under_a_longer_budget(self):
         task = {"curve": {s: float(s) for s in range(200)}}
         config = trial(task=task, training={"patience": 2})

@@ -159,8 +159,7 @@ def finish_trial(
     trial.ended_at = time.time()
     if trial.result is not None:
         trial.value = trial.result.get("value")
-        seeds: Any = trial.result.get("by_replicate") or ()
-        step = max(int(each.get("step") or 0) for each in (trial.result, *seeds))
+        step = _last_step(trial.result)
         is_final = outcome in RANKED or outcome == "diverged"  # else it had come further
         trial.step = step if is_final and step else max(trial.step, step)
     trial.rank = cost(trial.value if outcome in RANKED else None, experiment.better)
@@ -201,10 +200,20 @@ def _bring_back(
     kept = error_of_undone(before["error"], before["reason"], outcome, error)
     move_trial(trial, before["state"])
     trial.error, trial.ended_at = to_storable(kept), before["ended_at"]
+    if (trial.ended_at or 0.0) < (trial.started_at or 0.0):  # it has begun for the first time since
+        trial.ended_at = time.time()
     _configure(trial, before["config"])
-    trial.step = min(trial.step, trial.steps or trial.step)
+    result = trial.result if trial.state in RANKED else None
+    most = trial.steps if result is None else _last_step(result)
+    trial.step = min(trial.step, most or trial.step)
     why = f"{outcome}: {_last_line(error)}" if error else outcome
     emit_trial(rows, experiment, trial, "kept", value=trial.value, reason=to_storable(why))
+
+
+def _last_step(result: ResultJson) -> int:
+    """Return the last step of a result and of its seeds."""
+    seeds: Any = result.get("by_replicate") or ()
+    return max(int(each.get("step") or 0) for each in (result, *seeds))
 
 
 def _configure(trial: TrialRow, config: ConfigJson) -> None:

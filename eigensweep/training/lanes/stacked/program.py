@@ -73,7 +73,9 @@ class Program:
         self._trained = [names[id(p)] for p in self._optimizers.params]
         shapes = [stack.parameters[name].shape for name in self._trained]
         self._shapes = dict(zip(self._trained, shapes, strict=True))
-        self._flat = torch.cat([stack.parameters[n].detach().flatten(1) for n in self._trained], 1)
+        self._flat = torch.cat(
+            [stack.parameters[n].detach().reshape(lanes, -1) for n in self._trained], 1
+        )
         self._fixed = {n: p.detach() for n, p in stack.parameters.items() if n not in self._shapes}
         own = {f"model.{name}" for name in like.model.state_dict()}
         self._buffers = {name: b for name, b in stack.buffers.items() if name in own}
@@ -230,7 +232,7 @@ class Program:
                 parameters=moved | self._fixed,
                 buffers=self._extra | after,
             )
-            flat = torch.cat([moved[name].flatten(1) for name in self._trained], 1)
+            flat = torch.cat([moved[name].reshape(self.lanes, -1) for name in self._trained], 1)
             seen = {name: _choose(alive, after[name], b) for name, b in seen.items()}
         self._flat.copy_(_choose(alive, flat, self._flat))
         for name, known in self._changing.items():
