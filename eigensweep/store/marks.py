@@ -58,7 +58,7 @@ class Mark:
         return self.name in _look(self.storage, self.experiment)
 
     def forget(self) -> None:
-        """Look at it anew: what was seen before may be of an earlier request."""
+        """Look at all marks of its experiment anew: what was seen may be of an earlier request."""
         _SEEN.pop((self.storage, self.experiment), None)
 
     def touch(self) -> None:

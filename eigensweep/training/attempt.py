@@ -139,8 +139,7 @@ class Attempt:
         pause = pause_mark(order.storage, order.experiment)
         leave = leave_mark(order.storage, order.experiment, order.number, order.attempt)
         cancel = cancel_mark(order.storage, order.experiment)
-        for mark in (pause, cancel):
-            mark.forget()
+        pause.forget()
         store = Store(order.storage)
         data_root = find_data_root(config, store, order.data_root, order.corpus)
         self.replicates = [

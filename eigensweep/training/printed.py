@@ -76,7 +76,8 @@ class Printed:
             key = replicate_key(order.experiment, order.number, seed)
             with suppress(StaleAttemptError, StorageError):
                 content = text.encode(errors="replace")
-                Store(order.storage).kept.write(key, order.attempt, PRINTED, content)
+                kept = Store(order.storage).kept
+                kept.write(key, order.attempt, PRINTED, content, may_be_first=True)
                 self._kept = text
 
 

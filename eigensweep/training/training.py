@@ -315,6 +315,8 @@ class Training:
             self.schedule.falls = state["schedule_falls"]
             self.reported_tests.load_state_dict(state["reported_tests"])
         self.step, self.outcome = state["step"], state["outcome"]
+        if self.step:  # the rates of the last step
+            self.optimizers.scale(self.schedule.factor(self.step - 1))
         self.failed_step = state.get("failed_step", False)
         self.divergence = state.get("divergence")
         self.carried, self._window = _copy(state["carried"], self.device), state["window"]
@@ -414,7 +416,6 @@ class Training:
         A step that is not finite is not taken: it changes nothing, and the training diverged. Then
         `evaluation_due` and `test_due` tell what is to be seen before the next step.
         """
-        self.optimizers.scale(self.schedule.factor(self.step))
         if not all(map(isfinite, (objective, loss, norm))):
             self.outcome, self.failed_step = "diverged", True
             what, number = "norm of the gradient", norm
@@ -425,6 +426,7 @@ class Training:
             self.divergence = f"step {self.step + 1}: the {what} was {number:g}"
             self._record(self._window_means())
             return False
+        self.optimizers.scale(self.schedule.factor(self.step))
         self.step += 1
         self._window = [a + b for a, b in zip(self._window, (1.0, loss, norm), strict=True)]
         is_logged = self.step % self.config.training.log_every == 0

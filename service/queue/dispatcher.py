@@ -73,6 +73,8 @@ class _Supervised:
     not_before: float = 0.0
     """Time, by the dispatcher's clock, of the next try."""
     pause: float = FIRST_PAUSE
+    launched_at: float = float("-inf")
+    """When its driver was launched, by the dispatcher's clock."""
     problem: str | None = None
     """Why the last look at this experiment failed; None: it did not."""
     is_over: bool = False
@@ -364,7 +366,7 @@ class Dispatcher:
             logger.warning("driver lost, it is looked for again experiment=%s", id)
             known.driver, known.is_new, known.not_before = None, True, 0.0
             return False  # looked for at the next tick, when the launcher is back
-        if self.clock() >= known.not_before + LONGEST_PAUSE:  # it was at work for a while
+        if self.clock() >= known.launched_at + LONGEST_PAUSE:  # it was at work for a while
             known.pause = FIRST_PAUSE
         death = driver.death or Death("for a reason that is not known")
         state_now = self.record.row(id).state
@@ -454,5 +456,5 @@ class Dispatcher:
         self._pause(known)  # if the launch fails, or the driver dies at once
         options = replace(self.options, trace=claim.trace)
         known.driver = self.launcher.launch(id, claim.spec, ledger, options)
-        known.gone_at = None
+        known.gone_at, known.launched_at = None, self.clock()
         logger.info("driver started experiment=%s generation=%d", id, claim.generation)

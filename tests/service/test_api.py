@@ -786,7 +786,7 @@ class TestReading:
     def test_a_store_that_fails_or_hangs_makes_it_unready_soon(self, client, monkeypatch):
         monkeypatch.setattr(store_probe, "FRESH_SECONDS", 0.0)
         monkeypatch.setattr(store_probe, "PATIENCE_SECONDS", 0.2)
-        store = client.app.state.service.store._store
+        store = client.app.state.service.store.store
         assert client.get("/readyz").json()["checks"]["store"]["ready"]
         back = threading.Event()
 

@@ -274,7 +274,7 @@ class TestDispatcher:
         post()
         dispatcher.tick()
         for _ in range(8):
-            now[0] += 3600.0
+            now[0] += LONGEST_PAUSE + 1.0
             launcher.launched[-1].now = "died"
             launcher.launched[-1].death = Death("the node is low on memory", "memory")
             died_at, before = now[0], len(launcher.launched)

@@ -132,7 +132,7 @@ def test_hours_in_which_no_driver_can_be_launched_are_no_work(lab, launcher, mon
     assert lab.spent == pytest.approx(0, abs=30)
 
 
-def test_a_trial_that_is_brought_back_ends_after_it_began(lab):
+def test_a_trial_brought_back_ends_after_it_began(lab):
     """It waited when it was cancelled, began for the first time later, and was cancelled again."""
     ledger = lab.work(10)
     ledger.open(0, "scornn", {}, {"training": {"steps": 100}}, "h")
@@ -148,7 +148,7 @@ def test_a_trial_that_is_brought_back_ends_after_it_began(lab):
     assert trial.ended_at >= trial.started_at
 
 
-def test_a_trial_that_is_brought_back_has_come_as_far_as_its_result(lab):
+def test_a_trial_brought_back_has_come_as_far_as_its_result(lab):
     """Its patience was over at step 20 of 40, and a longer budget was cancelled at step 50."""
     ledger = lab.work(10)
     ledger.open(0, "scornn", {}, {"training": {"steps": 40}}, "h")

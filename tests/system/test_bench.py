@@ -24,7 +24,7 @@ def test_the_benchmark_of_overhead_measures_trials_and_reads(tmp_path):
     (once,) = measured["rounds"]
     assert once["trials_a_second"] > 0
     assert once["driver_start_seconds"] > 0
-    assert measured["plain_trials_a_second"] > 0
+    assert min(measured["plain_trials_a_second"]) > 0
     assert all(milliseconds > 0 for milliseconds in measured["reads_ms"].values())
 
 

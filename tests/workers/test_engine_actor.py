@@ -129,7 +129,7 @@ def test_each_call_gives_the_next_rung_a_lost_one_comes_again(actor, engine):
     asyncio.run(scene())
 
 
-def test_a_process_that_was_cut_off_takes_no_slot_of_its_successor(actor, engine):
+def test_a_process_that_was_cut_off_takes_no_slot(actor, engine):
     async def scene() -> None:
         await actor.join(order(4, attempt=2))
         with pytest.raises(StaleAttemptError):

@@ -247,6 +247,12 @@ def test_a_driver_sees_what_comes_and_goes_while_it_lives(
     assert shared.provide(order.config) == archive
     assert store.files.names(corpora.FOLDER) == [archive]
 
+    def fail(*_: Any) -> list[str]:
+        raise StoreAwayError("no answer")
+
+    monkeypatch.setattr(FolderFiles, "names", fail)
+    assert shared.provide(order.config) == archive, "trials are told what is known"
+
 
 class TestRemoval:
     def test_a_driver_that_was_killed_as_it_began_uses_none(self, store, data_root):

@@ -326,7 +326,7 @@ class TestTheWatch:
         ] == ["answered", "refused", "be used"]
 
 
-def test_a_store_that_hangs_is_asked_for_one_mark_alone(tmp_path, monkeypatch):
+def test_a_store_that_hangs_is_asked_for_marks_once(tmp_path, monkeypatch):
     asked: list[str] = []
 
     def hang(files: FolderFiles, folder: str) -> list[str]:

@@ -222,6 +222,7 @@ class TestBestWeights:
         best = make_entry(result=Result(value=0.5, step=20))
         record_trial(tmp_path, best)
         with gcs.serve() as bucket:
+            Store(bucket).begin("e1/00004/7", 1)
             Store(bucket).kept.write("e1/00004/7", 1, BEST, b"weights")
             tracker = make_tracker(tmp_path, storage=bucket)
             tracker.close("completed", None, best)

@@ -190,7 +190,7 @@ class TestGoingOn:
         assert whole.outcome == "completed"
         assert to_exact(longer.result()) == to_exact(whole.result())
 
-    def test_the_last_rate_of_a_resumed_training_is_that_of_the_whole_one(self):
+    def test_the_last_rate_of_a_resumed_training_is_the_whole_ones(self):
         optimizer = {"schedule": "exponential", "schedule_every": 1, "schedule_factor": 0.5}
         config = trial(
             task={"bad_step": 15}, optimizer=optimizer, training={"steps": 40, "log_every": 4}

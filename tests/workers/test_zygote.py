@@ -229,7 +229,7 @@ def test_a_zygote_that_cannot_load_is_told_and_tried_again(monkeypatch):
     broken.stop()
 
 
-def test_a_driver_that_was_not_forked_when_all_stopped_never_begins(tmp_path, monkeypatch):
+def test_a_driver_not_forked_before_a_stop_never_begins(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "PROGRAM", "no_such_module")
     made = Drivers()
     made.start()

@@ -288,7 +288,6 @@ class Tracker:
             news = self._choose(all_of_them=end is not None or self._is_awaited)
             for first in range(0, len(news), AT_ONCE):
                 self._deliver(runs, parent, news[first : first + AT_ONCE])
-                self._answered, self._trouble = time.monotonic(), None
             self._refused.pop(WHOLE, None)  # it has passed
             if end is None:
                 return False
@@ -437,6 +436,7 @@ class Tracker:
             for number in ended:
                 del self._news[number]
         for entry in whole:
+            self._answered, self._trouble = time.monotonic(), None
             self._forget(runs, entry)
 
     def _forget(self, runs: Runs, entry: TrialEntry) -> None:

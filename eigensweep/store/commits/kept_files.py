@@ -36,17 +36,21 @@ class KeptFiles:
     def __init__(self, files: Files, heads: Heads) -> None:
         self._files, self._heads = files, heads
 
-    def write(self, key: str, attempt: int, name: str, content: bytes) -> None:
+    def write(
+        self, key: str, attempt: int, name: str, content: bytes, *, may_be_first: bool = False
+    ) -> None:
         """Keep a file; `name` may have a folder before it, such as `spectra/000000050.json`.
 
+        `may_be_first` says that the attempt may not have begun at the key yet.
+
         Raises:
-            StaleAttemptError: if a higher attempt has begun, or the experiment was deleted.
+            StaleAttemptError: if a higher attempt has begun, or what had begun was deleted.
             StorageError: if it cannot be written.
         """
         # A successor may begin between the look and the write, so each attempt has its own files.
         head = self._heads.read(key)
         head.check_attempt(key, attempt)
-        if head.attempt == 0:
+        if head.attempt == 0 and not may_be_first:
             raise StaleAttemptError(f"nothing has begun at {key}, or it was deleted since")
         stem, _, kind = name.rpartition(".")
         self._files.write(f"{key}/{stem}-{attempt}.{kind}", content)

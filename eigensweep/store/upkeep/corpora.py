@@ -198,7 +198,7 @@ def _read(store: Store, archive: str, digest: str) -> bytes:
     if found != digest:
         raise DamagedArchiveError(
             f"the corpus {store.place}/{path} arrived here with SHA-256 {found}. Remove it from "
-            "the store if it is damaged there: the next driver puts it there again"
+            "the store if it is damaged there: drivers put it there again"
         )
     return content
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -38,8 +39,8 @@ class SharedCorpora:
         Without an archive a trial uses what its node has.
         """
         task = json.dumps(config["task"], sort_keys=True)
+        self._look()
         try:
-            self._look()
             if task not in self._by_task:
                 self._by_task[task] = self._publish(TrialConfig.from_dict(config))
         except CorpusMissingError:  # it may be fetched yet
@@ -53,11 +54,12 @@ class SharedCorpora:
         """Forget what is not in the store any more: a person removes a damaged archive."""
         if not self._by_files or time.monotonic() < self._looked_at + LOOK_SECONDS:
             return
-        there = {*self._store.files.names(corpora.FOLDER)}
-        if not there.issuperset(self._by_files.values()):
-            self._by_task.clear()
-            self._by_files.clear()
         self._looked_at = time.monotonic()
+        with suppress(StorageError):  # trials are told what is known
+            there = {*self._store.files.names(corpora.FOLDER)}
+            if not there.issuperset(self._by_files.values()):
+                self._by_task.clear()
+                self._by_files.clear()
 
     def _publish(self, config: TrialConfig) -> str | None:
         if self._data_root is None:
