@@ -35,8 +35,8 @@ ONE_IN = 10
 class _CmaEs(CmaEsSampler):
     """CMA-ES over the numbers that every trial has, from the first draw to the last.
 
-    Optuna's takes what all trials so far had. That is more before a trial leaves a conditional
-    parameter out, and CMA-ES never draws again once it has become less.
+    Optuna's takes the parameters that all trials so far had. Until a trial lacks a conditional one
+    these are too many, and as soon as they become fewer Optuna's CMA-ES draws nothing more.
     """
 
     def __init__(self, axes: dict[str, BaseDistribution], **options: Any) -> None:
