@@ -326,7 +326,7 @@ class Training:
         self._reused_seconds = state.get("reused_seconds")
         self._step_times.extend(state.get("step_times", ()))
         self._evaluated = self._tested = self.step if self._last_point >= 0 else -1
-        # An evaluation that the shorter budget alone has asked for ends no longer one.
+        # What only the end of a shorter budget has evaluated does not end a longer one.
         is_by_budget = not (self.failed_step or self.is_scheduled)
         ended = self.outcome == "completed" or (self.outcome == "diverged" and is_by_budget)
         if ended and self.step < self.steps and not self.selection.is_out_of_patience:
