@@ -200,7 +200,7 @@ def _bring_back(
     kept = error_of_undone(before["error"], before["reason"], outcome, error)
     move_trial(trial, before["state"])
     trial.error, trial.ended_at = to_storable(kept), before["ended_at"]
-    if (trial.ended_at or 0.0) < (trial.started_at or 0.0):  # it first began after it was opened again
+    if (trial.ended_at or 0.0) < (trial.started_at or 0.0):  # it began only after that
         trial.ended_at = time.time()
     _configure(trial, before["config"])
     result = trial.result if trial.state in RANKED else None
