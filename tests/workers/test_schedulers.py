@@ -47,7 +47,7 @@ def build(name: str, past: list[Past], better: str = "lower", baseline: float | 
 
 
 CONTROLLER = SimpleNamespace(get_live_trials=lambda: {trial("waiting")})
-PAST = [Past(n, [(10, 0.1 * n), (20, 0.1 * n)]) for n in range(1, 5)]
+PAST = [(n, [(10, 0.1 * n), (20, 0.1 * n)]) for n in range(1, 5)]
 
 
 @pytest.mark.parametrize("name", ["asha", "median"])
@@ -183,7 +183,7 @@ class TestTheBaseline:
         assert "STOP" in decided[4:]
 
     def test_an_earlier_drivers_trial_that_learned_counts(self, name):
-        past = [Past(n, [(10, BASELINE / 2)]) for n in range(20)]
+        past = [(n, [(10, BASELINE / 2)]) for n in range(20)]
         rule = build(name, past, baseline=BASELINE)
         decided = set()
         for number in range(20, 24):
@@ -200,7 +200,7 @@ def test_where_higher_is_better_the_margin_exceeds_the_baseline():
 
 
 def test_hyperbands_later_brackets_begin_to_stop_later():
-    past = [Past(n, [(10, 0.1), (30, 0.1)]) for n in range(40)]
+    past = [(n, [(10, 0.1), (30, 0.1)]) for n in range(40)]
     by_bracket = {}
     for number in range(40, 60):
         rule = build("hyperband", past)

@@ -61,7 +61,7 @@ from eigensweep.workers.driver.search.study import Study
 from eigensweep.workers.driver.stalls import StallWatch, read_progress
 from eigensweep.workers.driver.summary.report import write_report
 from eigensweep.workers.driver.sweep import Job, Sweep
-from eigensweep.workers.driver.tune.schedulers import Past, make_scheduler
+from eigensweep.workers.driver.tune.schedulers import make_scheduler
 from eigensweep.workers.driver.tune.stopping import StopReason
 from eigensweep.workers.driver.tune.tune_loop import run_tune
 from eigensweep.workers.tracking.subject import make_subject
@@ -454,7 +454,7 @@ class ExperimentDriver:
             better=self.spec.objective_metric.better,
             baseline=self.spec.baseline,
             past=(
-                Past(entry.number, _objectives(entry))
+                (entry.number, _objectives(entry))
                 for entry in (self.ledger.walk() if compares else ())
                 if entry.state not in OPEN_TRIALS
             ),

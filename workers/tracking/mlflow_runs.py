@@ -452,22 +452,15 @@ class Runs:
 
     def _flush_singly(self) -> dict[str, str]:
         with ThreadPoolExecutor(AT_ONCE, "delivery") as pool:
-            problems = list(pool.map(self._try_to_write_alone, self._waiting.values()))
-        found = dict(zip(self._waiting, problems, strict=True))
-        away = next((each for each in problems if isinstance(each, AwayError)), None)
-        for run_id, problem in found.items():
-            if problem is None or away is None:
-                del self._waiting[run_id]
-        if away is not None:
-            raise away
-        return {run_id: str(problem) for run_id, problem in found.items() if problem is not None}
-
-    def _try_to_write_alone(self, write: RunWrite) -> AwayError | MlflowRefusedError | None:
-        try:
-            self._write_alone(write)
-        except (AwayError, MlflowRefusedError) as error:
-            return error
-        return None
+            writes = {
+                id: pool.submit(self._write_alone, each) for id, each in self._waiting.items()
+            }
+        problems = {id: error for id, each in writes.items() if (error := each.exception())}
+        away = [e for e in problems.values() if not isinstance(e, MlflowRefusedError)]
+        self._waiting = {id: self._waiting[id] for id in problems if away}
+        for error in away:
+            raise error
+        return {run_id: str(error) for run_id, error in problems.items()}
 
     def _write_alone(self, write: RunWrite) -> None:
         """Write one run in as few of MLflow's own requests as it allows."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, bindparam, or_, select
+from sqlalchemy import ColumnElement, bindparam, select
 from sqlalchemy.orm import Session
 
 from eigensweep.protocol.ledger import NOTHING, Earlier, Finished, TrialEntry
@@ -23,14 +23,11 @@ from eigensweep.service.record.sql.tables import (
     ReportRow,
     TrialRow,
 )
+from eigensweep.service.record.sql.walks import is_in
 
+WAS_TRAINED: Final = is_in(("completed", "diverged"))
 COMPLETED: Final = (
-    select(TrialRow.number)
-    .where(
-        TrialRow.config_hash == bindparam("name"),
-        or_(TrialRow.state == "completed", TrialRow.state == "diverged"),
-    )
-    .limit(1)
+    select(TrialRow.number).where(TrialRow.config_hash == bindparam("name"), WAS_TRAINED).limit(1)
 )
 """Finds a trial of a configuration that has ended with a result, by its hash."""
 
@@ -96,9 +93,8 @@ class TrialReads(LedgerPart):
 
     def find_part(self, config_hash: str, seed: int, steps: int) -> Finished | None:
         ended = [TrialRow.steps == steps, TrialRow.result.is_not(None)]
-        states = or_(TrialRow.state == "completed", TrialRow.state == "diverged")
         most = TrialRow.replicates.desc()
-        return self._find_completed(config_hash, seed, None, *ended, first=most, states=states)
+        return self._find_completed(config_hash, seed, None, *ended, first=most, states=WAS_TRAINED)
 
     @database.reading
     def _find_completed(

@@ -1,8 +1,8 @@
 """Schedulers of Ray Tune that know the reports under earlier drivers.
 
-A trial's time is its optimizer step, and trials are compared by their best value so far. A driver
-is restarted after any kill: ended trials come back as `Past`, and an open trial brings its earlier
-reports in its order, so that no rung is forgotten and none is judged twice. Where a driver was
+A trial's time is its optimizer step, and trials are compared by their best value so far. After any
+kill of a driver, the next one brings the reports of ended trials, and the order of an open trial
+has its earlier reports, so that no rung is forgotten and none is judged twice. Where a driver was
 killed in the moment between a report and the stop that follows from it, the trial trains on.
 
 The two rules are written here, not derived from Tune's: those know nothing of earlier drivers, of a
@@ -14,7 +14,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -28,13 +27,8 @@ from eigensweep.search_spaces.checks.brackets import Brackets
 from eigensweep.search_spaces.sections import SchedulerConfig
 from eigensweep.workers.processes.runner import LOST
 
-
-@dataclass(frozen=True, eq=False)
-class Past:
-    """A trial that ended under an earlier driver."""
-
-    number: int
-    reports: Reports
+Past = tuple[int, Reports]
+"""The number and the reports of a trial that ended under an earlier driver."""
 
 
 class Rule(FIFOScheduler):
@@ -47,8 +41,8 @@ class Rule(FIFOScheduler):
         super().__init__()  # type: ignore[no-untyped-call]
         self._sign = -sign(better)
         self._good_enough = -inf if good_enough is None else self._sign * good_enough
-        for trial in past:
-            self._remember(trial.number, trial.reports)
+        for number, reports in past:
+            self._remember(number, reports)
 
     @abstractmethod
     def _is_worse(self, number: int, step: int, value: float) -> bool:
