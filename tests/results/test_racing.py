@@ -517,7 +517,7 @@ class TestSweep:
         list(play(bench))
         entry = bench.ledger.load()[1]
         assert (entry.state, entry.result.outcome) == ("diverged", "diverged")
-        assert bench.sweep.best().number == 2
+        assert bench.sweep.entries.best().number == 2
 
     def test_who_stayed_longer_is_ahead_of_lucky_means(self, tmp_path):
         bench = Bench(tmp_path, race_spec())
@@ -528,7 +528,7 @@ class TestSweep:
         while (order := bench.next_order()) is not None:
             bench.sweep.begin(order.number, order.attempt)
             bench.sweep.end(order.number, "completed", train(order, unlucky))
-        best, narrow = bench.sweep.best(), bench.ledger.load()[0]
+        best, narrow = bench.sweep.entries.best(), bench.ledger.load()[0]
         assert best.number in (1, 2)
         assert narrow.result.value < best.result.value
 

@@ -128,7 +128,7 @@ def test_two_users_share_the_places_as_soon_as_trials_end(cluster):
     assert [4, 0] in cluster.used[shared:], "what one did not need any more the other did not get"
     for driver in (first, second):
         assert cluster.state(driver) == "completed"
-        assert {entry.state for entry in driver.sweep.tried} <= OUTCOMES
+        assert {entry.state for entry in driver.sweep.entries.tried} <= OUTCOMES
 
 
 def test_one_without_a_share_waits_until_there_is_one(cluster):

@@ -12,7 +12,7 @@ WHOLE = TrialEntry(0, "scornn", {"optimizer.lr": 0.1}, {"seed": 3}, "abc", "wait
 
 
 def test_every_trial_comes_back_as_it_was_written_last():
-    entries = Entries()
+    entries = Entries("lower", keeps_all=True)
     ended = replace(WHOLE, state="completed", result=Result(value=0.5))
     failed = replace(WHOLE, number=2, state="failed", error="Traceback\nValueError: no")
     expected = [
@@ -23,21 +23,21 @@ def test_every_trial_comes_back_as_it_was_written_last():
         replace(ended, number=4),
     ]
     for number in range(5):
-        entries[number] = replace(WHOLE, number=number)
+        entries.keep(replace(WHOLE, number=number))
     for entry in reversed(expected):
-        entries[entry.number] = entry
+        entries.keep(entry)
     assert list(entries.values()) == expected
     assert list(entries.items()) == list(enumerate(expected))
     assert entries[2].error == "ValueError: no"
-    entries[0] = replace(WHOLE, attempt=1)  # opened again
+    entries.keep(replace(WHOLE, attempt=1))  # opened again
     assert entries[0] == replace(WHOLE, attempt=1)
     assert len(entries) == 5
 
 
 @pytest.mark.parametrize("number", [-1, 1])
 def test_a_trial_that_was_never_opened_is_not_there(number):
-    entries = Entries()
-    entries[0] = replace(WHOLE, state="pruned").outline()
+    entries = Entries("lower")
+    entries.keep(replace(WHOLE, state="pruned"))
     assert number not in entries
     with pytest.raises(KeyError):
         entries[number]

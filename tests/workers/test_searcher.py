@@ -179,7 +179,7 @@ class TestEveryConfigurationOnce:
         reused = b.ledger.load()[0]
         assert reused.state == "reused"
         assert reused.result.reused_from == Source("e0", 7, "run7")
-        assert b.sweep.best().number == 0
+        assert b.sweep.entries.best().number == 0
 
 
 class TestArms:
@@ -731,7 +731,7 @@ class TestANewDriver:
         b.run(lambda params: params["optimizer.lr"], most=4)
         left = b.ask()
         b.start()
-        best, again = b.sweep.best(), b.ask()
+        best, again = b.sweep.entries.best(), b.ask()
         assert again.entry.number == left.entry.number
         whole = [entry.number for entry in b.sweep.entries.values() if entry.config]
         assert whole == sorted([best.number, left.entry.number])
@@ -812,6 +812,13 @@ class TestLostProcesses:
         assert states == ["completed"] * 2 + ["cancelled"] * 2
         assert b.sweep.close() == ("cancelled", "cancelled on request")
 
+    def test_a_limit_after_the_last_trial_changes_nothing(self, tmp_path):
+        b = bench(tmp_path, {"method": "random", "space": GRID}, limits={"trials": 2})
+        b.run(most=2)
+        b.sweep.cancel("its 5 s are over (limits.wall_seconds)")
+        assert b.sweep.is_over
+        assert b.sweep.close() == ("completed", None)
+
     def test_the_first_reason_to_cancel_stands(self, tmp_path):
         b = self.one(tmp_path, retries=3)
         b.ask()
@@ -831,7 +838,7 @@ class TestResults:
             b.ask()
             b.sweep.begin(number, 1)
             b.sweep.end(number, outcome, Result(value=value, step=20))
-        assert b.sweep.best().number == best
+        assert b.sweep.entries.best().number == best
 
     def test_a_begun_trial_goes_on_although_its_result_stands(self, tmp_path):
         b = bench(tmp_path, {"method": "grid", "space": {"optimizer.lr": [1e-2]}})

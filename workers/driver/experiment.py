@@ -474,7 +474,7 @@ class ExperimentDriver:
         else:
             folder = self._own_folder() / "report"
             report = write_report(folder, self.spec, self.ledger.walk(), state)
-            self.tracker.close(state, error, self.sweep.best(), report.texts, report.draw)
+            self.tracker.close(state, error, self.sweep.entries.best(), report.texts, report.draw)
             self._wait_for_delivery(self.tracker)
 
     def _wait_for_delivery(self, tracker: Tracker) -> None:

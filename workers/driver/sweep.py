@@ -16,7 +16,6 @@ from eigensweep.protocol.ledger import (
     NOTHING,
     PAUSED,
     Ended,
-    Finished,
     ResumeState,
     RungReport,
     StaleWriteError,
@@ -26,7 +25,6 @@ from eigensweep.protocol.ledger import (
 from eigensweep.protocol.messages import LostBy, Notice, Order, Place
 from eigensweep.protocol.states import OPEN_TRIALS, UNTRAINED, ExperimentEnd
 from eigensweep.results.racing import find_race
-from eigensweep.results.ranking import find_best, rank
 from eigensweep.results.trial_result import Metrics, Outcome, Result, Source
 from eigensweep.search_spaces.checks.warm_start import find_point
 from eigensweep.search_spaces.space import Point
@@ -37,6 +35,7 @@ from eigensweep.workers.driver.entries import Entries
 from eigensweep.workers.driver.nodes.cordons import LONGEST_LEAVE, Cordons
 from eigensweep.workers.driver.nodes.losses import LONGEST_REST, Losses
 from eigensweep.workers.driver.search.configurations import Configurations, Found
+from eigensweep.workers.driver.search.donors import Donors
 from eigensweep.workers.driver.search.leaders import complete_result, give_seeds, has_begun
 from eigensweep.workers.driver.search.population import PopulationRound
 from eigensweep.workers.driver.search.study import Study
@@ -98,17 +97,15 @@ class Sweep:
         self._stopped: tuple[ExperimentEnd, str] | None = None
         self._is_held = False
         """Whether no more trials are handed out, because of a pause."""
-        self.entries = Entries()
+        may_go_on = spec.racing is not None or spec.scheduler.name == "pbt"
+        self.entries = Entries(spec.objective_metric.better, keeps_all=may_go_on)
+        self._donors = Donors(spec, ledger)
         self.cordons = cordons or Cordons()
         self._losses = Losses(retries, clock)
         self._damages: dict[int, str] = {}
         """Damage that attempts of this driver found in the store, by trial."""
         self._engines: set[Place] = set()
         self._configurations = Configurations(spec, study)
-        self._keeps_all = spec.racing is not None or spec.scheduler.name == "pbt"
-        """Whether entries of ended trials are kept whole."""
-        self._best: tuple[int, float, int] | None = None
-        """Key in the ranking of the best of the trials that have ended; its number comes last."""
         self._has_raced = False
         """Whether a trial of earlier drivers has more seeds than every configuration gets."""
         self._recoded: set[int] = set()
@@ -220,11 +217,6 @@ class Sweep:
         left = self.left
         return None if left is None else (left - resting or len(self._arrived))
 
-    @property
-    def tried(self) -> list[TrialEntry]:
-        """The trials so far, without points that no config accepts."""
-        return [entry for entry in self.entries.values() if entry.state != "invalid"]
-
     def prepare_next(self) -> bool:
         """Queue a trial to be started, if there is any; return whether one waits.
 
@@ -241,7 +233,7 @@ class Sweep:
         entry, is_known = prepared
         self._queue.popleft()
         self._handed_out.add(entry.number)
-        donor, known = self._find_donor(entry, is_known)
+        donor, known = self._donors.find_donor(entry, is_known)
         return Job(
             entry,
             entry.attempt + 1,
@@ -271,8 +263,7 @@ class Sweep:
                 return None
             entry = self.entries[self._queue.popleft()]
             is_new = entry.attempt == 0 or entry.earlier is not None
-            may_know = self.spec.reuse and self._round is None
-            is_known = may_know and self.ledger.knows(entry.config_hash)
+            is_known = self._donors.knows(entry)
             if not (is_known and is_new and self._reuse(entry)):
                 self._queue.appendleft(entry.number)
                 return entry, is_known
@@ -567,7 +558,13 @@ class Sweep:
             self.lose(number, self.entries[number].attempt, PAUSED, by="pause")
 
     def cancel(self, reason: str, end: ExperimentEnd = "cancelled") -> None:
-        """End every open trial as cancelled and hand out no more; the first reason counts."""
+        """End every open trial as cancelled and hand out no more; the first reason counts.
+
+        A search whose last trial has ended is over, and stays completed.
+        """
+        self._exhausted |= self.left == 0 and self.spec.racing is None
+        if self.is_over:
+            return
         self._stopped = self._stopped or (end, reason)
         self._is_held = False
         self._queue.clear()
@@ -577,16 +574,12 @@ class Sweep:
             if entry.state in OPEN_TRIALS:
                 self.end(number, "cancelled", error=reason)
 
-    def best(self) -> TrialEntry | None:
-        """Return the first trial of the ranking, None if no trial is ranked."""
-        return find_best(self.entries.values(), self.spec.objective_metric.better)
-
     def close(self) -> Ended:
         """Record the total of trials; return how the experiment ended, and why if not well."""
         self.ledger.set_total(len(self.entries))
         if self._stopped is not None:
             return self._stopped
-        tried = self.tried
+        tried = self.entries.tried
         if not tried:
             first = next((e.error for e in self.entries.values()), "the search has no points")
             return "failed", f"no point of the search is a valid configuration: {first}"
@@ -607,7 +600,7 @@ class Sweep:
         is_free = not (self._queue or self._losses.rests or self._handed_out or self._is_held)
         if not self._may_race or self._stopped is not None or not is_free:
             return False
-        race = find_race(self.spec, self.tried)
+        race = find_race(self.spec, self.entries.tried)
         if race is None or race.wanted is None:
             return False
         logger.info("race: %s", race.words)
@@ -648,60 +641,15 @@ class Sweep:
 
     def _reuse(self, entry: TrialEntry) -> bool:
         """Take over a finished result with the same configuration, seeds and budget, if any."""
-        found = self._find(self.ledger.find_finished, entry)
+        found = self._donors.find_finished(entry)
         if found is None:
             return False
         self.end(entry.number, "reused", replace(found.result, reused_from=found.source))
         return True
 
-    def _find_donor(self, entry: TrialEntry, is_known: bool) -> tuple[Source | None, Result | None]:
-        """Return the donor that a trial goes on from, beside its own checkpoints.
-
-        The donor's result comes with it, if it has fewer seeds and the same budget. `is_known` says
-        whether any trial of the configuration has ended with a result.
-        """
-        if self._round is not None:
-            return None, None
-        seed, steps = entry.config["seed"], entry.config["training"]["steps"]
-        if entry.result is not None and entry.result.reused_from is not None:
-            before = entry.config if entry.earlier is None else entry.earlier.config
-            is_of_budget = before["training"]["steps"] == steps
-            return entry.result.reused_from, entry.result if is_of_budget else None
-        if not is_known:
-            return None, None
-        part = self.ledger.find_part(entry.config_hash, seed, steps)
-        if part is not None:
-            return part.source, part.result
-        shorter = self._find(self.ledger.find_shorter, entry)
-        return (None, None) if shorter is None else (shorter.source, None)
-
-    @staticmethod
-    def _find(
-        find: Callable[[str, int, int, int], Finished | None], entry: TrialEntry
-    ) -> Finished | None:
-        config = entry.config
-        steps = config["training"]["steps"]
-        return find(entry.config_hash, config["seed"], config["replicates"], steps)
-
     def _put(self, entry: TrialEntry) -> None:
-        self._keep(entry)
+        self.entries.keep(entry)
         self.watch(entry)
-
-    def _keep(self, entry: TrialEntry) -> None:
-        """Keep an entry; of an ended trial only an outline, unless it is the best or may go on.
-
-        The configurations and results of a hundred thousand trials would take a gigabyte.
-        """
-        self.entries[entry.number] = entry
-        if self._keeps_all or not entry.is_over or entry.state == "invalid":
-            return
-        place = rank(entry, self.spec.objective_metric.better)
-        worse: int | None = entry.number
-        if place is not None and (self._best is None or place < self._best):
-            worse = None if self._best is None else self._best[-1]
-            self._best = place
-        if worse is not None and (self._best is None or worse != self._best[-1]):
-            self.entries[worse] = self.entries[worse].outline()
 
 
 def _with_report(entry: TrialEntry, told: RungReport) -> TrialEntry:

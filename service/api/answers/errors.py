@@ -284,7 +284,7 @@ def _answer_http_error(request: Request, error: HTTPException) -> Response:
     detail, headers = error.detail, dict(error.headers or {})
     if error.status_code == 404:
         path = shorten(request.url.path)
-        detail = f"there is nothing at {path}; the pages at /docs list what there is"
+        detail = f"there is nothing at {path}; the API is below /v1, and /docs lists what there is"
     if error.status_code == 405:
         headers["Allow"] = _find_methods(request) or "GET, HEAD"  # pages are not documented
         detail = f"{request.url.path} does not take {request.method}; it takes {headers['Allow']}"
