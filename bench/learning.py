@@ -71,12 +71,10 @@ def verdict(experiment: Experiment, trial: dict[str, Any]) -> str:
     if trial["value"] is None:
         return trial["state"]
     ratio = trial["value"] / baseline
-    steps = (
-        report["step"]
-        for report in trial["reports"]
-        if report["metrics"].get("objective", baseline) < LEARNED * baseline
+    curve = experiment.curves(
+        trial["number"], metric=f"valid/{experiment.content['metric']['name']}"
     )
-    first = next(steps, None)
+    first = next(iter(curve.loc[curve["value"] < LEARNED * baseline, "step"]), None)
     if first is None:
         return f"no: {ratio:.2g} of the baseline"
     return f"yes, by step {first:,}; best {ratio:.1g} of the baseline"

@@ -736,11 +736,14 @@ def reproduce(
             words = f"{results} has no results, so the page would be empty: name their folder"
             call.fail(f"{words} with --results", "The input cannot be read")
         make_folder(results)
-        made = work.keep_results_of_home(call, results, note, names or ()) if results_only else []
+        made, problems = list[Path](), list[str]()
+        if results_only:
+            made, problems = work.keep_results_of_home(call, results, note, names or ())
         if page_only:
             work.write_page(call, results, page)
         told = {"written": [*map(str, made)], "page": str(page) if page_only else None}
         call.tell(told, lambda _: "\n".join(f"written: {path}" for path in made) or None)
+        work.tell_problems(problems)
         return
     if every == bool(names):
         words = "give the name of a table or figure, or --all; --list shows the names"
@@ -777,16 +780,15 @@ def reproduce(
             for each in ended:
                 if each.state == "finished":
                     each.save(out)
-        problems: list[str] = []
+        problems = []
         if results is not None:
             problems = work.save_results(client, names, budget, results, note)
         if page is not None and results is not None:
             work.write_page(call, results, page)
         contents = [each.content for each in ended]
         call.tell(contents, lambda _: work.show_end(client, ended, out, page, call.screen))
-        for problem in problems:
-            typer.echo(f"error: results were not kept: {problem}", err=True)
-        if problems or any(each.state != "finished" for each in ended):
+        work.tell_problems(problems)
+        if any(each.state != "finished" for each in ended):
             raise typer.Exit(FAILURE)
 
 

@@ -217,7 +217,7 @@ def save_results(
                 raise
             continue  # an older version made the report
         try:
-            kept = _keep(found.model_copy(update={"note": note}), folder)
+            kept = keep_file(found.model_copy(update={"note": note}), folder)
             if kept is None:
                 path = folder / name_file(found.name, found.budget)
                 typer.echo(f"{path} has more seeds than was measured now, and stays", err=True)
@@ -228,8 +228,10 @@ def save_results(
 
 def keep_finished(
     settings: Settings, folder: Path, note: str | None, names: Collection[str] = ()
-) -> list[Path]:
+) -> tuple[list[Path], list[str]]:
     """Keep the results of what has finished in the home folder, without a service.
+
+    Return the files that were written, and why others were not.
 
     With `names`, only of those suites. Without a note, that of the file before stays.
 
@@ -241,8 +243,8 @@ def keep_finished(
 
     Raises:
         SQLAlchemyError: if the record cannot be read.
-        OSError: if a file cannot be read.
-        StorageError: if the store cannot be read, or a file cannot be written.
+        OSError: if a file of the home folder cannot be read.
+        StorageError: if the store cannot be read.
     """
     from eigensweep.reports.messages import JSON
     from eigensweep.reports.results import collect, with_what_has_ended
@@ -252,6 +254,7 @@ def keep_finished(
     from eigensweep.service.record.requests.analyses import Analyses
     from eigensweep.service.record.requests.reproductions import Reproductions
     from eigensweep.service.store_probe import StoreProbe
+    from eigensweep.store.places.durable_files import StorageError
 
     record, probe = Record(settings.database), StoreProbe(settings.storage_folder)
     jobs = Jobs(settings.database)
@@ -259,7 +262,7 @@ def keep_finished(
     analyses = Analyses(jobs, settings.home / "analyses")
     reproducer = ReproductionHandler(probe, kept, record, analyses)
     keep_ended = partial(with_what_has_ended, store=probe.store, data_root=settings.corpora)
-    written = []
+    written, problems = list[Path](), list[str]()
     for found in kept.list():
         if names and found.name not in names:
             continue
@@ -279,54 +282,54 @@ def keep_finished(
             report = json.loads(place.read_bytes())
             about |= {name: report[name] for name in ("versions", "revision", "processor")}
             about |= {"made_at": datetime.fromisoformat(report["made_at"])}
-        path = _keep(results.model_copy(update=about), folder, is_whole=is_whole)
-        if path is not None:
-            written.append(path)
-    return written
+        try:
+            path = keep_file(results.model_copy(update=about), folder, is_whole=is_whole)
+        except (OSError, ValueError, StorageError) as error:  # the others are kept
+            problems.append(str(error))
+        else:
+            written += [] if path is None else [path]
+    return written, problems
 
 
-def _keep(results: Results, folder: Path, *, is_whole: bool = True) -> Path | None:
+def keep_file(results: Results, folder: Path, *, is_whole: bool = True) -> Path | None:
     """Write results into their file, unless that has more seeds; return it if it was written.
 
-    Those that are not whole are written if no file has as many seeds.
+    Those that are not whole are added to what other machines have trained of the same suite, and
+    written if no file has as many seeds.
     """
-    from eigensweep.reports.results import (
-        UNFINISHED,
-        count_seeds,
-        name_file,
-        read_results,
-        write_results,
-    )
+    from eigensweep.reports.results import UNFINISHED, count_seeds, merge, name_file, write_results
     from eigensweep.store.places.durable_files import make_folder, write_whole
 
-    whole = folder / name_file(results.name, results.budget)
-    part = folder / UNFINISHED / whole.name
-    seeds, in_whole, in_part = count_seeds(results), _count_seeds_in(whole), _count_seeds_in(part)
-    if seeds < (max(1, in_whole) if is_whole else max(in_whole, in_part) + 1):
+    path = folder / name_file(results.name, results.budget)
+    part = folder / UNFINISHED / path.name
+    whole, unfinished = _read(path), _read(part)
+    in_whole, in_part = (0 if each is None else count_seeds(each) for each in (whole, unfinished))
+    both = results if unfinished is None else merge(unfinished, results)
+    if not is_whole:
+        path, results = part, both
+    if count_seeds(results) < (max(1, in_whole) if is_whole else max(in_whole, in_part) + 1):
         return None
-    path = whole if is_whole else part
-    before = next(filter(Path.is_file, (path, part)), None)
-    if results.note is None and before is not None:
-        results = results.model_copy(update={"note": read_results(before.read_bytes()).note})
+    if results.note is None and (before := whole or unfinished) is not None:
+        results = results.model_copy(update={"note": before.note})
     make_folder(path.parent)
     write_whole(path, write_results(results))
-    if is_whole and in_part <= seeds:
+    if is_whole and count_seeds(both) <= count_seeds(results):
         part.unlink(missing_ok=True)
     return path
 
 
-def _count_seeds_in(path: Path) -> int:
-    from eigensweep.reports.results import count_seeds, read_results
+def _read(path: Path) -> Results | None:
+    from eigensweep.reports.results import read_results
 
     try:
-        return count_seeds(read_results(path.read_bytes())) if path.is_file() else 0
+        return read_results(path.read_bytes()) if path.is_file() else None
     except ValueError as error:
         raise ValueError(f"{path} holds no results that this version can read: {error}") from error
 
 
 def keep_results_of_home(
     call: Call, results: Path, note: str | None, names: Collection[str] = ()
-) -> list[Path]:
+) -> tuple[list[Path], list[str]]:
     """Keep the results of the home folder, or end with why that is not possible."""
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -345,12 +348,20 @@ def keep_results_of_home(
         words = f"there is no record in {settings.home}; set EIGENSWEEP_HOME to a service's home"
         call.fail(words, "No results", FAILURE)
     try:
-        written = keep_finished(settings, results, note, names)
+        written, problems = keep_finished(settings, results, note, names)
     except (OSError, ValueError, SQLAlchemyError, StorageError) as error:
         call.fail(str(error), "No results", FAILURE)
-    if not written:
+    if not written and not problems:
         typer.echo(f"{results}: there is nothing new to keep", err=True)
-    return written
+    return written, problems
+
+
+def tell_problems(problems: Collection[str]) -> None:
+    """Print why results were not kept; end with that, if they were not."""
+    for problem in problems:
+        typer.echo(f"error: results were not kept: {problem}", err=True)
+    if problems:
+        raise typer.Exit(FAILURE)
 
 
 def write_page(call: Call, results: Path, page: Path) -> None:

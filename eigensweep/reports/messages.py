@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Final, Literal
+from itertools import chain
+from typing import Final, Literal, Self
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, model_validator
 
 from eigensweep.analyses.messages import ChildOutcome
 from eigensweep.common.direction import Better
+from eigensweep.results.trial_result import Result
+from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.shipped.reproductions import Budget
 from eigensweep.search_spaces.trial import Strict
 
@@ -49,10 +52,10 @@ class Until:
 class MeasuredTrial(Strict):
     """A trial as the record has it at the end."""
 
-    number: int
+    number: int = Field(ge=0, lt=2**31)
     arm: str
     state: str
-    params: dict[str, JsonValue]
+    params: dict[str, Scalar]
     config: dict[str, JsonValue] | None
     """The resolved configuration; None if the point is invalid."""
     place: str
@@ -131,11 +134,40 @@ class KeptTrial(MeasuredTrial):
     curves: dict[int, list[Block]] = Field(default_factory=dict)
     """By seed."""
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        """Refuse what a wrong hand may have written: others take the seeds over as trained."""
+        for block in chain.from_iterable(self.curves.values()):
+            if "step" not in block or len({*map(len, block.values())}) > 1:
+                raise ValueError(f"a curve of trial {self.number} has not one value for each step")
+        if self.is_ended:
+            try:
+                seeds = [each.seed for each in Result.from_dict(self.result or {}).by_replicate]
+            except (AttributeError, LookupError, TypeError) as error:
+                raise ValueError(f"the result of trial {self.number} is none: {error!r}") from error
+            first = (self.config or {}).get("seed")
+            if (
+                not seeds
+                or not isinstance(first, int)
+                or seeds != [*range(first, first + len(seeds))]
+            ):
+                raise ValueError(
+                    f"trial {self.number} has the seeds {seeds}, and should have as many from "
+                    f"{first} on"
+                )
+        return self
+
 
 class KeptExperiment(MeasuredExperiment):
     """An experiment of a reproduction with the curves of its trials."""
 
     trials: tuple[KeptTrial, ...] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len({each.number for each in self.trials}) < len(self.trials):
+            raise ValueError(f"two trials of {self.label} have the same number")
+        return self
 
 
 class Results(Strict):

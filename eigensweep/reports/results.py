@@ -12,7 +12,9 @@ import logging
 import platform
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,8 +32,8 @@ from eigensweep.reports.messages import (
     ReportOrder,
     Results,
 )
-from eigensweep.results.seeds import summarise
-from eigensweep.results.trial_result import ReplicateResult
+from eigensweep.results.seeds import split_seeds, summarise
+from eigensweep.results.trial_result import ReplicateResult, Result
 from eigensweep.search_spaces.labels import say_count
 from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.search_spaces.shipped.reproductions import Suite, load_suite, published_rows
@@ -158,6 +160,62 @@ def count_seeds(results: Results) -> int:
     """Return how many trainings and analyses are in it."""
     seeds = sum(len(trial.curves) for each in results.experiments for trial in each.trials)
     return seeds + sum(each.content is not None for each in results.analyses)
+
+
+def merge(kept: Results, new: Results) -> Results:
+    """Return new results, and with them what only the kept ones have.
+
+    Where both have trained a configuration, the one with more seeds stays: those of the other are
+    its first ones.
+    """
+    by_label = {each.label: each for each in kept.experiments}
+    made = {(each.label, each.repeat): each for each in kept.analyses if each.content is not None}
+    experiments = [
+        _merge_trials(by_label[each.label], each, kept.origin) if each.label in by_label else each
+        for each in new.experiments
+    ]
+    analyses = [
+        made.get((each.label, each.repeat), each) if each.content is None else each
+        for each in new.analyses
+    ]
+    return new.model_copy(
+        update={
+            "experiments": experiments,
+            "analyses": analyses,
+            "until": new.until or kept.until,
+            "note": new.note or kept.note,
+        }
+    )
+
+
+def _merge_trials(kept: KeptExperiment, new: KeptExperiment, origin: str) -> KeptExperiment:
+    trials = {_identify(each): each for each in new.trials}
+    taken = {each.number for each in new.trials}
+    free = count(max((each.number for each in (*kept.trials, *new.trials)), default=-1) + 1)
+    for earlier in kept.trials:
+        now = trials.get(_identify(earlier))
+        if now is not None and len(now.curves) >= len(earlier.curves):
+            continue
+        number = earlier.number if now is None else now.number
+        if now is None and number in taken:
+            number = next(free)
+        result = _bound(_leave_out(name_origin(earlier, origin).to_dict()))
+        trials[_identify(earlier)] = earlier.model_copy(
+            update={"number": number, "place": trial_key(new.label, number), "result": result}
+        )
+    return new.model_copy(update={"trials": tuple(trials.values())})
+
+
+def _identify(trial: KeptTrial) -> tuple[object, ...]:
+    """Return what two trainings of the same configuration, budget and first seed share."""
+    config = trial.config or {}
+    return trial.config_hash, config.get("seed"), json.dumps(config.get("training"))
+
+
+def name_origin(trial: KeptTrial, origin: str) -> Result:
+    """Return the result of an ended trial, whose seeds say where they were trained."""
+    seeds = split_seeds(Result.from_dict(trial.result or {}))
+    return summarise([replace(each, origin=each.origin or origin) for each in seeds])
 
 
 def split_points(points: Sequence[CurvePoint], metrics: Iterable[str]) -> list[Block]:

@@ -214,7 +214,7 @@ class Reproductions:
                 continue
             try:
                 take_up(self.record.url, found, self.storage)
-            except (LookupError, TypeError, ValueError) as error:  # no spec of ours, or no trial
+            except (ArithmeticError, LookupError, TypeError, ValueError) as error:
                 logger.warning("results are not taken up path=%s: %r", path, error)
 
     def read_results(self, path: str) -> Results | None:

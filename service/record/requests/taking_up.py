@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 from sqlalchemy import select
 
 from eigensweep.reports.messages import KeptExperiment, KeptTrial, Results
-from eigensweep.reports.results import join_blocks
+from eigensweep.reports.results import join_blocks, name_origin
 from eigensweep.results.ranking import RANKED, cost
-from eigensweep.results.seeds import split_seeds, summarise
-from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.service.record.changes.posting import make_row
 from eigensweep.service.record.journal import budget_of, replace_non_finite
 from eigensweep.service.record.sql import database
@@ -77,7 +75,8 @@ def _make_row(results: Results, experiment: KeptExperiment, total: int) -> Exper
 
 
 def _make_trial(results: Results, trial: KeptTrial, row: ExperimentRow) -> TrialRow:
-    result, config = _add_origin(trial, results.origin), dict(trial.config or {})
+    result, config = name_origin(trial, results.origin), dict(trial.config or {})
+    TrialConfig.from_dict(config)  # refuses what is none
     state = "diverged" if result.outcome == "diverged" else "completed"
     return TrialRow(
         experiment_id=row.id,
@@ -97,12 +96,6 @@ def _make_trial(results: Results, trial: KeptTrial, row: ExperimentRow) -> Trial
         tracked=True,
         ended_at=time.time(),
     )
-
-
-def _add_origin(trial: KeptTrial, origin: str) -> Result:
-    """Return a trial's result whose seeds say where they were trained."""
-    seeds = split_seeds(Result.from_dict(trial.result or {}))
-    return summarise([replace(each, origin=each.origin or origin) for each in seeds])
 
 
 def _write_curves(storage: str, experiment: str, trial: KeptTrial) -> None:
