@@ -85,3 +85,12 @@ def say_count(number: int, noun: str, nouns: str | None = None) -> str:
     ('1 trial', '2,000 trials', '0 entries')
     """
     return f"{number:,} {noun if number == 1 else nouns or f'{noun}s'}"
+
+
+def is_number(text: str) -> bool:
+    """Return whether a text is a trial's number, and not the name of an arm.
+
+    >>> is_number("12"), is_number("-1"), is_number("9" * 5000)
+    (True, False, False)
+    """
+    return text.isdecimal() and len(text) < 10

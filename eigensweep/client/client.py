@@ -30,6 +30,7 @@ from eigensweep.client.spec_file import (
     read,
     with_settings,
 )
+from eigensweep.search_spaces.labels import is_number
 
 IS_ID = re.compile("1[0-9a-hjkmnp-tv-z]{12}")
 """Ids begin with the time, whose first digit is 1 until 2039. Other names are looked for."""
@@ -75,7 +76,7 @@ class Client(Connection):
             return with_settings(read(source), settings)
         try:
             return with_settings(self.get(f"/v1/presets/{quote(source)}")["spec"], settings)
-        except (RefusedError, KeyError):  # "." asks for the list of presets
+        except RefusedError:  # "." asks for the list of presets
             if Path(source).is_dir():  # beside a preset of that name it is not meant
                 read(source)
             raise
@@ -153,7 +154,7 @@ class Client(Connection):
     def find_trial(self, name: str) -> tuple[Experiment, int | None]:
         """Return the experiment that `EXPERIMENT/NUMBER` means, and the number if it has one."""
         experiment, _, number = name.rpartition("/")
-        if experiment and number.isdecimal():
+        if experiment and is_number(number):
             id = self.find_id(experiment)
             # A name may have a slash. Where there is no such experiment, the answer names `id`.
             if IS_ID.fullmatch(id) or not IS_ID.fullmatch(self.find_id(name)):

@@ -52,6 +52,13 @@ FOREIGN: Final = {
 T = TypeVar("T")
 
 
+class _Object(dict[str, Any]):
+    """An object of an answer. What lacks a member that is read there comes from something else."""
+
+    def __missing__(self, name: str) -> Any:
+        raise RefusedError(200, FOREIGN)
+
+
 class ServiceAwayError(ConnectionError):
     """There is no answer at the service's address."""
 
@@ -81,7 +88,8 @@ class RefusedError(Exception):
             return f"{title}: {self.problem.get('detail') or 'the service gave no details'}"
         lines = [f"{title}:"]
         for error in self.errors:
-            words, names = str(error.get("message")), error.get("available") or []
+            words, names = str(error.get("message")), error.get("available")
+            names = [*map(str, names)] if isinstance(names, list) else []
             if names and not any(name in words for name in names):
                 words += f"; there are {', '.join(names)}"
             lines.append(f"  {error['path']}: {words}" if error.get("path") else f"  {words}")
@@ -207,9 +215,10 @@ class Connection:
         while True:
             size = PAGE_SIZE if limit is None else min(PAGE_SIZE, limit - len(items))
             page = self.get(path, limit=size, **query)
-            if not isinstance(page.get("items"), list):
+            found = page["items"]
+            if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
                 raise RefusedError(200, FOREIGN)
-            items += page["items"]
+            items += found
             query["cursor"] = page.get("next_cursor")
             if query["cursor"] is None or (limit is not None and len(items) >= limit):
                 return items
@@ -328,7 +337,7 @@ def _make_plain(value: Any) -> Any:
 
 def _read_json(response: httpx2.Response) -> JsonObject:
     try:
-        content: Any = response.json()
+        content: Any = response.json(object_hook=_Object)
     except ValueError:
         problem = {"title": f"HTTP {response.status_code}", "detail": "the answer is not JSON"}
         raise RefusedError(response.status_code, problem) from None

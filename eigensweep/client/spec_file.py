@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, TypedDict
 
 from eigensweep.search_spaces import dotted
+from eigensweep.search_spaces.labels import is_number
 from eigensweep.search_spaces.spec_text import TextError, read_text
 
 
@@ -146,7 +147,7 @@ def parse_trial(text: str) -> SubjectJson:
     {'experiment': '1m7xnz0qe2nqc', 'trial': 3}
     """
     experiment, _, number = text.rpartition("/")
-    if not experiment or not number.isdecimal():
+    if not experiment or not is_number(number):
         raise InputError(f"--trial {text}: write EXPERIMENT/NUMBER, such as 1m7xnz0qe2nqc/3")
     return {"experiment": experiment, "trial": int(number)}
 

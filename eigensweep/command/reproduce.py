@@ -25,6 +25,7 @@ from eigensweep.client.spec_file import InputError
 from eigensweep.command.frame import FAILURE, Call, read_settings
 from eigensweep.command.quickstart import NotReadyError, hear_signals, running_service
 from eigensweep.protocol.states import UNTRAINED
+from eigensweep.search_spaces.labels import is_number
 
 RESULTS_VARIABLE = "EIGENSWEEP_RESULTS"
 """Tells a service where results are that it takes up."""
@@ -160,7 +161,7 @@ def make_resources(
     >>> make_resources(None, 1.0, "8"), make_resources(None, None, None)
     ({'gpus': 1.0, 'lanes': 8}, None)
     """
-    number = int(lanes) if lanes is not None and lanes.isdecimal() else lanes
+    number = int(lanes) if lanes is not None and is_number(lanes) else lanes
     asked: dict[str, object] = {"cpus": cpus, "gpus": gpus, "lanes": number}
     return {name: each for name, each in asked.items() if each is not None} or None
 

@@ -328,7 +328,16 @@ def find_number(content: Any, path: str) -> float:
     Raises:
         LookupError: if nothing is there, or no number.
     """
-    node = content
+    try:
+        node = _walk(content, path)
+    except (AttributeError, TypeError) as error:  # no list, or no entries
+        raise LookupError(f"there is no {path}") from error
+    if isinstance(node, bool) or not isinstance(node, int | float):
+        raise LookupError("there is no number")
+    return float(node)
+
+
+def _walk(node: Any, path: str) -> Any:
     for step in re.findall(r"\[[^\]]*\]|[^.\[\]]+", path):
         if step.startswith("["):
             wanted = dict(pair.split("=") for pair in step[1:-1].split(","))
@@ -338,6 +347,4 @@ def find_number(content: Any, path: str) -> float:
             node = matches[0]
         else:
             node = node[int(step)] if isinstance(node, list) else node[step]
-    if isinstance(node, bool) or not isinstance(node, int | float):
-        raise LookupError("there is no number")
-    return float(node)
+    return node

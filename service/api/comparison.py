@@ -20,6 +20,7 @@ from eigensweep.results.statistics import TEST, Summary
 from eigensweep.results.trial_result import Metrics, ReplicateResult, Result
 from eigensweep.search_spaces.dotted import name_arms
 from eigensweep.search_spaces.errors import UnknownMetricError, UnreadableSpecError, shorten
+from eigensweep.search_spaces.labels import is_number
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.answers.schemas import AnswerModel, Metric
@@ -29,9 +30,6 @@ from eigensweep.service.record.sql.tables import ExperimentRow, TrialRow
 from eigensweep.service.record.views.overviews import list_tries
 from eigensweep.service.record.views.queries import Queries
 from eigensweep.tasks import TASKS
-
-LONGEST_NUMBER = 10
-"""A text of so many digits or more is no trial's number."""
 
 
 class Side(AnswerModel):
@@ -116,11 +114,6 @@ def _find(record: Queries, name: str, metric: str | None) -> tuple[Side, Subject
         trial = first[0].trial
         chosen = f"best {'of the arm' if arm else 'of the experiment'} on validation data"
     return _describe_side(name, chosen, experiment, trial, metric)
-
-
-def is_number(part: str) -> bool:
-    """Return whether the second part of a name is a trial's number, not an arm."""
-    return part.isdecimal() and len(part) < LONGEST_NUMBER
 
 
 def check_arm(experiment: ExperimentRow, arm: str | None) -> None:

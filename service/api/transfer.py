@@ -63,7 +63,7 @@ class Validators:
                     headers["ETag"] = f"W/{tag}"  # weak: compressed or not
                 else:
                     tag = headers.get("ETag", "")
-                if tag and tag in known:
+                if tag and (tag in known or known.strip() == "*"):
                     is_known, message = True, _omit(begin)
                 await send(begin)
             await send(message)

@@ -92,7 +92,7 @@ class WebhookHandler(Handler):
     resolve: Resolve = resolve
     context: ssl.SSLContext = field(default_factory=ssl.create_default_context)
     _silent: set[tuple[str, int]] = field(default_factory=set)
-    """Receivers that did not answer in this look: other messages to them are sent later."""
+    """Receivers that did not answer in this look: other messages to them stay due."""
 
     def look(self) -> None:
         self._silent.clear()
@@ -107,19 +107,23 @@ class WebhookHandler(Handler):
                 raise NeverError(str(error)) from error
             except (httpx2.HTTPError, OSError) as error:
                 raise NotDoneError(str(error) or type(error).__name__) from error
+            if status is None:
+                return  # the next look begins with it
             if not 200 <= status < 300:
                 kind = NeverError if status == GONE else NotDoneError
                 raise kind(f"the receiver answered {status}")
             self.jobs.finish(job)
             logger.info("webhook delivered experiment=%s message=%s", job.experiment_id, job.key)
 
-    def _post(self, job: JobRow, body: bytes) -> int:
-        """Send a message to an address that was checked; return the status of the answer."""
+    def _post(self, job: JobRow, body: bytes) -> int | None:
+        """Send a message to an address that was checked; return the status of the answer.
+
+        None: it was not sent, because its receiver did not answer in this look.
+        """
         address = job.request["url"]
         host, port = check_url(address, self.hosts)
-        words = f"{host} was not found, or did not answer, within {TIMEOUT_SECONDS:.0f} s"
         if (host, port) in self._silent:
-            raise NotDoneError(words)
+            return None
         now = int(self.clock())
         headers = {
             "Host": host if port == HTTPS_PORT else f"{host}:{port}",
@@ -136,6 +140,7 @@ class WebhookHandler(Handler):
             return asyncio.run(self._send(asked, host, port))
         except TimeoutError as error:
             self._silent.add((host, port))
+            words = f"{host} was not found, or did not answer, within {TIMEOUT_SECONDS:.0f} s"
             raise NotDoneError(words) from error
 
     async def _send(self, asked: httpx2.Request, host: str, port: int) -> int:

@@ -256,7 +256,11 @@ class Record(Reopening, Retention):
 
         A driver that still delivers it ends within seconds, and what it delivered counts. Nothing
         happens to an experiment that is delivered, taken up again or removed by now.
+
+        Raises:
+            NotLeadingError: if another service leads by now.
         """
+        self.fence(rows)
         experiment = rows.get(ExperimentRow, id, lock=True)
         if experiment is None or experiment.state not in ENDED or experiment.tracked:
             return

@@ -384,6 +384,35 @@ def test_a_page_of_something_else_is_no_file(stub: Stub, client: Client) -> None
         client.download("/v1/experiments/x/trials.csv")
 
 
+@pytest.mark.parametrize("content", [{}, {"items": [1]}, {"items": [{}]}, {"items": None}])
+def test_json_of_something_else_is_told_apart(
+    stub: Stub, client: Client, content: dict[str, Any]
+) -> None:
+    paths = ("experiments", f"experiments/{ID}", "presets/quickstart", "cluster")
+    stub.answers |= {f"/v1/{path}": [as_json(200, content)] * 3 for path in paths}
+    for ask in (
+        lambda: [each["id"] for each in client.experiments()],
+        lambda: client.experiment(ID).id,
+        lambda: client.submit("quickstart"),
+        lambda: client.cluster()["leader"],
+    ):
+        with pytest.raises(RefusedError, match="speaks another language"):
+            ask()
+
+
+def test_names_that_a_problem_offers_may_be_anything() -> None:
+    error = RefusedError(
+        422, {"errors": [{"message": "no", "available": each} for each in (3, [1])]}
+    )
+    assert str(error) == "HTTP 422:\n  no\n  no; there are 1"
+
+
+def test_a_number_of_too_many_digits_is_a_name(stub: Stub, client: Client) -> None:
+    stub.answers["/v1/experiments"] = [as_json(200, {"items": [], "next_cursor": None})]
+    with pytest.raises(InputError, match="an id has no slash"):
+        client.find_trial(f"{ID}/{'9' * 5000}")
+
+
 def test_a_name_like_an_id_is_looked_for(stub: Stub, client: Client) -> None:
     named = {"id": ID, "name": "20261130sweep"}
     stub.answers["/v1/experiments"] = [as_json(200, {"items": [named], "next_cursor": None})]

@@ -237,6 +237,7 @@ class TestTwoServices:
             lambda: old.claim(id),
             lambda: old.give_up(id, "no"),
             lambda: old.count_death(id),
+            lambda: old.hold_delivery(id, "no"),
         ):
             with pytest.raises(NotLeadingError, match="waits"):
                 act()

@@ -35,8 +35,7 @@ class DescribedRoute(APIRoute):
         statuses = [400, 413, 415] if has_body else []
         if has_place:
             statuses.append(404)
-        if has_body or has_place or self.dependant.query_params:
-            statuses.append(422)
+        statuses.append(422)  # at least of an unknown parameter
         self.responses = describe_errors(*statuses) | self.responses
 
     async def _refuse_unknown(self, request: Request) -> None:
