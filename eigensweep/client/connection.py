@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, NoReturn, Self, TypeVar
 from urllib.parse import urlsplit
 
 import httpx2
@@ -52,10 +52,10 @@ FOREIGN: Final = {
 T = TypeVar("T")
 
 
-class _Object(dict[str, Any]):
+class _Object(dict[str, object]):
     """An object of an answer. What lacks a member that is read there comes from something else."""
 
-    def __missing__(self, name: str) -> Any:
+    def __missing__(self, name: str) -> NoReturn:
         raise RefusedError(200, FOREIGN)
 
 
