@@ -29,6 +29,12 @@ from eigensweep.tasks import TASKS
 
 MOST_READ = 200
 """Errors of pydantic that are put into words; a text of a million wrong values has no more."""
+PLAIN_WORDS = {
+    **dict.fromkeys(("model_type", "dict_type", "model_attributes_type"), "should be an object"),
+    **dict.fromkeys(("tuple_type", "list_type"), "should be a list"),
+    "string_unicode": "should be text of valid Unicode",
+}
+"""Messages in words of JSON, in place of Pydantic's."""
 ONE_VALUE = "float_type", "int_type", "bool_type", "string_type"
 """Errors of pydantic where a number, a truth value or a text was expected."""
 Location = Sequence[int | str]
@@ -103,8 +109,7 @@ def _problem(error: Mapping[str, Any], root: type[BaseModel]) -> Problem:
             path=path, message=message, expected=message, got=shorten(got), available=None
         )
     message = str(context["error"]) if "error" in context else end_of_sentence(str(error["msg"]))
-    if kind in ("model_type", "dict_type", "model_attributes_type"):
-        message = "should be an object"
+    message = PLAIN_WORDS.get(kind, message)
     if kind == "missing":
         known = _fields(owners)
         return Problem(

@@ -58,6 +58,7 @@ def test_threads_train_at_once_to_the_same_digits():
         ({"task": {"name": "coppying"}}, "task.name: there is no task 'coppying'; there are"),
         ({"model": {"name": "scornn", "hiden_size": 6}}, "did you mean 'hidden_size'?"),
         ({"model": "lstm"}, "model: 'model' should be an object; got 'lstm'"),
+        ({"optimizer": {"name": "adam", "betas": False}}, "'betas' should be a list; got False"),
         ({"training": {"steps": 0}}, "training.steps: 'steps' should be greater than or equal to"),
         ({"optimiser": {}}, "has no 'optimiser'; it has"),
     ],
