@@ -66,14 +66,15 @@ class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[mi
 
 
 _Dumper.add_implicit_resolver(*FLOAT)
+_Dumper.add_implicit_resolver(*INTEGER)
 _Dumper.add_multi_representer(dict, yaml.SafeDumper.represent_dict)
 
 
 def write_text(content: Any, width: int) -> str:
     r"""Return JSON as YAML, which reads back as it was, with lines of about `width` letters.
 
-    >>> write_text({"name": "1e-3", "seed": 1}, 80)
-    "name: '1e-3'\nseed: 1\n"
+    >>> write_text({"name": "1e-3", "project": "08", "seed": 1}, 80)
+    "name: '1e-3'\nproject: '08'\nseed: 1\n"
     """
     return str(yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width))
 

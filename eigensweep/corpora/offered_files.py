@@ -113,7 +113,7 @@ def _is_tar(path: Path) -> bool:
 def _zip_members(path: Path) -> Iterator[Offered]:
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
-            if not member.is_dir():
+            if member.filename and not member.is_dir():
 
                 def read(member: zipfile.ZipInfo = member) -> bytes:
                     with archive.open(member) as file:  # no more is unpacked than the archive says

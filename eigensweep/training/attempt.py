@@ -37,7 +37,7 @@ from eigensweep.store.marks import cancel_mark, leave_mark, pause_mark
 from eigensweep.store.places.durable_files import DamagedError
 from eigensweep.store.spectrum_files import SpectraJson
 from eigensweep.training.corpora import find_data_root
-from eigensweep.training.errors import refuse_exit
+from eigensweep.training.errors import contain
 from eigensweep.training.selection import ReportedTests, selected
 from eigensweep.training.training import Training, set_up_thread
 
@@ -120,7 +120,7 @@ class Threads:
 class Attempt:
     """The replicates of one trial, picked up where the store has them."""
 
-    @refuse_exit()
+    @contain()
     def __init__(
         self, order: Order, device: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
@@ -168,7 +168,7 @@ class Attempt:
         """Step of the replicate that has come furthest."""
         return max(r.training.step for r in self.replicates)
 
-    @refuse_exit()
+    @contain()
     def advance(self) -> Report:
         """Train to the next rung that was not reported, and return what to report there.
 

@@ -37,6 +37,8 @@ DEVICE_LOST = (
 )
 """The last ones are files that PyTorch names where it finds its own state inconsistent."""
 
+LONGEST_ERROR = 2**16
+"""Characters of an error that are kept; a message may hold a whole tensor."""
 MARK_OF_RAY = "ray_terminate_msg"
 """An attribute of the `SystemExit` by which Ray ends a process of its own, in Ray 2.60."""
 
@@ -69,14 +71,41 @@ def is_of_the_node(error: BaseException) -> bool:
 
 
 @contextmanager
-def refuse_exit() -> Iterator[None]:
-    """Turn a `sys.exit` of a model or task into an error: its process may train others, too."""
+def contain() -> Iterator[None]:
+    """Run code of a model or task, in a process that may train others, too.
+
+    What would end the process becomes an error: `sys.exit`, and exceptions that are no `Exception`,
+    but for an interrupt. What the code has set for all of PyTorch is undone.
+    """
+    torch = sys.modules.get("torch")
+    with_gradients = torch is None or torch.is_grad_enabled()
     try:
         yield
-    except SystemExit as error:
+    except (Exception, KeyboardInterrupt):
+        raise
+    except BaseException as error:
         if hasattr(error, MARK_OF_RAY):
             raise
-        raise RuntimeError(f"the model or task has called sys.exit({error.code!r})") from error
+        did = f"raised {type(error).__name__}: {error}"
+        if isinstance(error, SystemExit):
+            did = f"called sys.exit({error.code!r})"
+        raise RuntimeError(f"the model or task has {did}") from error
+    finally:
+        if torch is not None:
+            torch.set_default_dtype(torch.float32)
+            torch.set_grad_enabled(with_gradients)
+
+
+def cut_middle(text: str) -> str:
+    """Return a text of an error without its middle, if it is very long.
+
+    >>> len(cut_middle("x" * 10**6)) < LONGEST_ERROR + 100
+    True
+    """
+    if len(text) <= LONGEST_ERROR:
+        return text
+    half, left_out = LONGEST_ERROR // 2, len(text) - LONGEST_ERROR
+    return f"{text[:half]}\n... {left_out:,} characters are left out ...\n{text[-half:]}"
 
 
 def let_go(error: BaseException) -> None:

@@ -175,6 +175,7 @@ def train(
     named = os.environ.get("EIGENSWEEP_DATA_ROOT", "").strip()
     data_root = data_root or (expand_home(named) if named else None)
     store, before = Store(folder) if folder else None, torch.get_num_threads()
+    dtype, with_gradients = torch.get_default_dtype(), torch.is_grad_enabled()
     flushes = (torch.tensor(torch.finfo(torch.float32).tiny) / 2).item() == 0
     threads = Threads.of(config, cpus, device)
     threads.set_up()
@@ -196,6 +197,8 @@ def train(
                 threads.run([replicate.train for replicate in replicates])
     finally:
         torch.set_num_threads(before)
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(with_gradients)
         torch.set_flush_denormal(flushes)
     results = [replicate.training.result() for replicate in replicates]
     curves = {replicate.training.seed: replicate.curve for replicate in replicates}

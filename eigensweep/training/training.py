@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from math import isfinite
 from pathlib import Path
 from statistics import median
@@ -36,7 +35,7 @@ from eigensweep.store.commits.curves import CurvePoint
 from eigensweep.store.commits.kept_files import StateDict
 from eigensweep.store.spectrum_files import SpectraJson
 from eigensweep.tasks import TASKS
-from eigensweep.training.errors import refuse_exit
+from eigensweep.training.errors import contain
 from eigensweep.training.evaluation import carry_into, detach, evaluate, find_spectra, keep_finite
 from eigensweep.training.memory import keep_freed_memory
 from eigensweep.training.optimizers.optimizers import Optimizers
@@ -72,10 +71,11 @@ def set_up_thread(cpus: float) -> None:
     threads that share it. So whoever trains calls this first, before a network gets its weights.
     """
     torch.set_num_threads(max(1, int(cpus)))
+    torch.set_default_dtype(torch.float32)  # a package may have set another one when it was loaded
+    torch.set_grad_enabled(True)
     torch.set_flush_denormal(True)  # without it vanishing gradients cost several times as much
 
 
-@cache
 def set_up_gpu() -> None:
     """Let PyTorch compute on GPUs in full float32, and by libraries that CUDA graphs allow.
 
@@ -164,7 +164,7 @@ class Training:
         running = 0.0 if self._started is None else time.perf_counter() - self._started
         return self._seconds + running / self._sharing
 
-    @refuse_exit()
+    @contain()
     def run(
         self,
         until: int | None = None,

@@ -123,7 +123,7 @@ class Manifest:
                 )
             files = {name: Member(**each) for name, each in known.pop("files").items()}
             return cls(**{**known, "left_out": tuple(known["left_out"])}, files=files)
-        except (ValueError, KeyError, TypeError) as error:
+        except (AttributeError, ValueError, KeyError, TypeError) as error:
             raise BackupError(f"the manifest of this backup cannot be read: {error}") from error
 
     def to_json(self) -> bytes:
@@ -658,7 +658,7 @@ def _extract(file: Path, folder: Path) -> Manifest:
 
 def _write_member(folder: Path, info: tarfile.TarInfo, source: IO[bytes]) -> Member:
     path = PurePosixPath(info.name)
-    if path.is_absolute() or ".." in path.parts or path.parts[0] not in ROOTS:
+    if path.is_absolute() or ".." in path.parts or (path.parts or ("",))[0] not in ROOTS:
         raise BackupError(f"this is no backup of Eigensweep: it holds {info.name!r}")
     target = folder / path
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

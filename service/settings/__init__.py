@@ -380,6 +380,13 @@ class Settings(BaseSettings):
             )
         return token if secret else None
 
+    @field_validator("home")
+    @classmethod
+    def _require_a_plain_home(cls, home: Path) -> Path:
+        if "?" in str(home):
+            raise ValueError(f"{home} has a '?', which ends a path in the address of a database")
+        return home
+
     @field_validator("database_url")
     @classmethod
     def _require_a_database(cls, url: str | None) -> str | None:

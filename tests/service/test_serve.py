@@ -139,6 +139,11 @@ def test_a_database_is_the_same_wherever_a_command_is_called(given, meant):
     assert Settings(home=Path("/h"), database_url=given).database == meant
 
 
+def test_a_home_that_ends_in_a_database_address_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"has a '\?', which ends a path"):
+        Settings(home=Path("/tmp/what?"))
+
+
 @pytest.mark.parametrize("given", ["s3:/lab/runs", "gs:lab", "s3:/"])
 def test_a_bucket_with_too_few_slashes_is_no_folder(given):
     with pytest.raises(ValidationError, match="two slashes follow"):

@@ -8,6 +8,7 @@ import resource
 import stat
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -81,6 +82,16 @@ def test_a_limit_of_the_process_is_no_trials_fault(tmp_path, kind, limit):
     finally:
         resource.setrlimit(kind, (soft, hard))
     assert disk_failure(error.value) is error.value
+
+
+def test_two_may_write_the_same_file_at_once(tmp_path):
+    with ThreadPoolExecutor(8) as pool:
+        written = [
+            pool.submit(write_whole, tmp_path / "file", bytes([n]) * 10_000) for n in range(64)
+        ]
+    assert [each.exception() for each in written] == [None] * 64
+    assert len({*(tmp_path / "file").read_bytes()}) == 1
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize("own_disk", [True, False])

@@ -40,12 +40,13 @@ def test_below_a_folder_that_others_can_change_it_is_refused(short: Path) -> Non
     short.chmod(0o700)
 
 
-def test_for_a_long_path_it_is_a_new_temporary_folder(
-    short: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["long" * 20, "jörg"])
+def test_for_a_path_that_ray_cannot_use_it_is_a_temporary_one(
+    short: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(ray_folder.tempfile, "gettempdir", lambda: str(short))
     monkeypatch.setattr(ray_folder.sys, "platform", "win32")
-    left = [RayFolder.make(None), RayFolder.make(short / ("long" * 20))]
+    left = [RayFolder.make(None), RayFolder.make(short / name)]
     left[0]._lock.release()  # as the end of a killed process does
     (short / "eigensweep-other").mkdir(mode=0o755)  # not made by this version
 

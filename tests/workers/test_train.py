@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import pytest
+import torch
 
 from eigensweep import train
 from eigensweep.models import MODELS
@@ -126,6 +127,18 @@ def test_a_model_that_calls_exit_ends_no_program(monkeypatch):
     monkeypatch.setattr(TASKS["copying"], "train_batch", lambda *_: sys.exit("enough"))
     with pytest.raises(RuntimeError, match=r"has called sys.exit\('enough'\)"):
         train(CONFIG)
+
+
+def test_what_others_set_for_all_of_pytorch_changes_no_result():
+    expected = train(CONFIG).value
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.no_grad():
+            assert train(CONFIG).value == expected
+            assert not torch.is_grad_enabled()
+        assert torch.get_default_dtype() == torch.float64, "it is that of the caller"
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_a_task_of_ones_own_may_have_no_epochs(monkeypatch):

@@ -30,7 +30,7 @@ from eigensweep.tasks import TASKS
 from eigensweep.training.evaluation import carry_into, evaluate
 from eigensweep.training.notebook import train
 from eigensweep.training.selection import selected
-from eigensweep.training.training import Training, set_up_gpu
+from eigensweep.training.training import Training
 
 ROOT = Path(__file__).parents[2]
 
@@ -591,9 +591,7 @@ class TestOnAGpu:
         monkeypatch.setattr(torch.version, "cuda", "13.0")
         monkeypatch.setattr(torch.backends.cuda, "preferred_linalg_library", chosen.append)
         torch.set_float32_matmul_precision("high")  # TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 does so
-        set_up_gpu.cache_clear()
         yield chosen
-        set_up_gpu.cache_clear()
         torch.set_float32_matmul_precision(before)
 
     def test_products_are_in_float32_and_factors_suit_graphs(self, chosen):

@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+import torch
 from orders import make_order
 from ray._raylet import raise_sys_exit_with_custom_error_message
 from ray.tune.result import STDERR_FILE, STDOUT_FILE, TRIAL_INFO
@@ -14,10 +15,12 @@ from ray.tune.result import STDERR_FILE, STDOUT_FILE, TRIAL_INFO
 from eigensweep.protocol.code import ForeignCodeError
 from eigensweep.store.places.durable_files import storage_error
 from eigensweep.tasks.corpus import CorpusMissingError
-from eigensweep.training.errors import refuse_exit
+from eigensweep.training.errors import contain
 from eigensweep.workers.driver.tune.trainable import give_order_alone, request_place
-from eigensweep.workers.processes import runner
+from eigensweep.workers.processes import runner, trial_process
+from eigensweep.workers.processes.forked import Forked
 from eigensweep.workers.processes.runner import LOST, REPORT, Runner
+from eigensweep.workers.processes.trial_process import TrialProcess
 
 
 @pytest.fixture
@@ -79,10 +82,73 @@ def test_a_process_is_given_nothing_that_only_tune_can_read():
 
 
 def test_ray_ends_its_own_processes_by_an_exit():
-    with pytest.raises(SystemExit), refuse_exit():
+    with pytest.raises(SystemExit), contain():
         raise_sys_exit_with_custom_error_message("the node drains")
-    with pytest.raises(RuntimeError, match=r"called sys.exit\(3\)"), refuse_exit():
+    with pytest.raises(RuntimeError, match=r"called sys.exit\(3\)"), contain():
         sys.exit(3)
+
+
+class Panic(BaseException):
+    """What a library in another language raises."""
+
+
+def test_what_is_no_exception_is_an_error_of_its_trial():
+    with pytest.raises(RuntimeError, match="has raised Panic: out of bounds"), contain():
+        raise Panic("out of bounds")
+    with pytest.raises(KeyboardInterrupt), contain():
+        raise KeyboardInterrupt
+
+
+def test_what_a_package_sets_for_all_of_pytorch_is_undone():
+    with contain():
+        torch.set_default_dtype(torch.float64)
+        torch.set_grad_enabled(False)
+    assert (torch.get_default_dtype(), torch.is_grad_enabled()) == (torch.float32, True)
+    with torch.no_grad():
+        with contain():
+            torch.set_grad_enabled(True)
+        assert not torch.is_grad_enabled()
+
+
+def test_after_another_packages_code_a_new_process_is_forked(monkeypatch):
+    class Played(Forked):
+        def __init__(self) -> None:
+            made.append(self)
+            self.is_closed = False
+
+        def train(self):
+            return {"by": made.index(self)}
+
+        def train_next(self, config):
+            return self.train()
+
+        def close(self):
+            self.is_closed = True
+
+    made: list[Played] = []
+    monkeypatch.setattr(trial_process, "fork", lambda *_, **__: Played())
+    monkeypatch.setattr(trial_process, "find_node", lambda: "a1")
+    ours = make_order().to_dict()
+    theirs = ours | {"config": ours["config"] | {"code": "4f2a"}}
+    process = TrialProcess(theirs)
+    assert [process.train_next(each)["by"] for each in (ours, ours, theirs, ours)] == [1, 1, 1, 2]
+    assert [each.is_closed for each in made] == [True, True, False]
+
+
+def test_a_very_long_message_is_cut_in_the_middle(trial):
+    told = trial(ValueError("begin" + "x" * 10**6 + "end"))[REPORT]["error"]
+    assert len(told) < 70_000
+    assert "ValueError: begin" in told
+    assert "characters are left out" in told
+    assert told.rstrip().endswith("end")
+
+
+def test_an_error_without_words_is_a_failure(trial):
+    class MuteError(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no words")
+
+    assert trial(MuteError())[REPORT]["outcome"] == "failed"
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), FileNotFoundError(2, "no file")])

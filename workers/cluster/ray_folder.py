@@ -34,7 +34,9 @@ class RayFolder:
 
     @classmethod
     def make(cls, wanted: Path | None) -> Self:
-        """Make an empty folder: `wanted`, or if that path is too long, a temporary one.
+        """Make an empty folder: `wanted`, or if Ray cannot use that path, a temporary one.
+
+        Ray can use no path that is long or has other letters than those of ASCII.
 
         Folders that killed processes of this user left among the temporary files are removed.
 
@@ -42,7 +44,8 @@ class RayFolder:
             UnsafeFolderError: if another user could exchange the folder.
             OSError: if it cannot be made.
         """
-        if wanted is not None and len(str(wanted.absolute() / INNER)) <= LONGEST:
+        path = "" if wanted is None else str(wanted.absolute() / INNER)
+        if wanted is not None and len(path) <= LONGEST and path.isascii():
             ours = wanted.absolute()
             shutil.rmtree(ours, ignore_errors=True)
             if ours.exists():

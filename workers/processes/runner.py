@@ -23,7 +23,12 @@ from eigensweep.store.places.durable_files import disk_failure
 from eigensweep.store.upkeep import store_markers
 from eigensweep.training import memory_limit
 from eigensweep.training.devices import find_crowding, try_out
-from eigensweep.training.errors import is_of_the_device, is_of_the_node, is_out_of_memory
+from eigensweep.training.errors import (
+    cut_middle,
+    is_of_the_device,
+    is_of_the_node,
+    is_out_of_memory,
+)
 from eigensweep.training.memory_limit import MemoryWatch
 from eigensweep.training.printed import Printed
 
@@ -121,11 +126,10 @@ class Runner:
     def _explain(self, error: Exception) -> Report:
         """Return the report of an error: whose fault it is, and in which words."""
         step = 0 if self.attempt is None else self.attempt.reached_step
-        words = f"node {platform.node()}: {error}"
-        if disk_failure(error) is not None:
-            return Report(step, lost=words, lost_by="disk")
-        if is_of_the_node(error):
-            return Report(step, lost=words, lost_by="node")
+        is_of_the_disk = disk_failure(error) is not None
+        if is_of_the_disk or is_of_the_node(error):
+            words = f"node {platform.node()}: {error}"
+            return Report(step, lost=words, lost_by="disk" if is_of_the_disk else "node")
         if (crowding := self._find_crowding(error)) is not None:
             return Report(step, lost=crowding, lost_by="node")
         told = describe_failure(error)
@@ -203,7 +207,7 @@ def open_attempt(order: Order, device: str) -> Attempt:
 
 def describe_failure(error: BaseException) -> str:
     """Return the traceback of a trial's error; where memory was lacking, with what would help."""
-    words = traceback.format_exc()
+    words = cut_middle(traceback.format_exc())
     if is_out_of_memory(error):
         words += (
             f"{memory_limit.KIND}: there was not enough memory for it. A smaller task.batch_size, "

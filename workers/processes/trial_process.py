@@ -44,6 +44,7 @@ class TrialProcess:
         If the code here is wrong, the first report says so.
         """
         order, device, node_id = Order.from_dict(config), assigned_device(), find_node()
+        self._node_id, self._package = node_id, order.config.get("code")
         logs.set_up(order.log_format)
         forked: Forked | None = None
         if order.engine is None:
@@ -56,7 +57,17 @@ class TrialProcess:
         self._runner = forked or Runner(config, device, node_id, EngineSlot)
 
     def train_next(self, config: Mapping[str, object]) -> dict[str, object]:
-        """Take another trial, and return its first report, in one call of the driver's."""
+        """Take another trial, and return its first report, in one call of the driver's.
+
+        Where another package's code has run, a new process is forked: that may have left anything.
+        """
+        before, self._package = self._package, Order.from_dict(config).config.get("code")
+        if before is not None and isinstance(self._runner, Forked):
+            self._runner.close()
+            if (forked := fork(config, self._node_id, raylet=os.getppid())) is not None:
+                self._runner = forked
+                return forked.train()
+            self._runner = Runner(config, "cpu", self._node_id, EngineSlot)
         return self._runner.train_next(config)
 
     def train(self) -> dict[str, object]:

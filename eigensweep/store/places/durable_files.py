@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -123,7 +124,7 @@ def write_whole(path: Path, content: bytes) -> None:
     Raises:
         StorageError: if it cannot be written.
     """
-    draft = path.with_name(path.name + ".tmp")
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         write_durably(draft, content, path)
         os.replace(draft, path)

@@ -29,7 +29,7 @@ from eigensweep.store.checkpoints import Store
 from eigensweep.store.places.durable_files import disk_failure
 from eigensweep.training.attempt import Attempt
 from eigensweep.training.corpora import find_data_root
-from eigensweep.training.errors import is_out_of_memory, refuse_exit
+from eigensweep.training.errors import contain, is_out_of_memory
 from eigensweep.training.lanes.engine.commits import Commits
 from eigensweep.training.lanes.engine.faults import Faults
 from eigensweep.training.lanes.engine.groups import Groups, Sharing
@@ -219,7 +219,7 @@ class Engine:
             trial.shape = f"{shape}-x{trial.lanes_of_group}"
             trial.lanes = [MemberLane(trial, replicate) for replicate in attempt.replicates]
 
-    @refuse_exit()
+    @contain()
     def _open_attempt(self, order: Order) -> Attempt:
         # A corpus may take long to come, and who makes groups would wait for it.
         config = TrialConfig.from_dict(order.config)

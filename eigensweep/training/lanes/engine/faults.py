@@ -15,7 +15,13 @@ from eigensweep.store.places.durable_files import DamagedError, disk_failure
 from eigensweep.tasks.corpus import CorpusMissingError
 from eigensweep.training.attempt import Attempt
 from eigensweep.training.devices import DeviceError, find_crowding
-from eigensweep.training.errors import is_of_the_device, is_out_of_memory, let_go, refuse_exit
+from eigensweep.training.errors import (
+    contain,
+    cut_middle,
+    is_of_the_device,
+    is_out_of_memory,
+    let_go,
+)
 from eigensweep.training.lanes.engine.groups import Groups
 from eigensweep.training.lanes.engine.members import (
     ALONE,
@@ -58,7 +64,7 @@ class Faults:
     def guard(self, trial: MemberTrial, act: Callable[[*Ts], object], *arguments: *Ts) -> None:
         """Run an action; an exception fails this trial only."""
         try:
-            with refuse_exit():
+            with contain():
                 act(*arguments)
         except Exception as error:
             self.settle(trial, error)
@@ -91,7 +97,7 @@ class Faults:
                 with logs.about(*trial.subject):
                     words = "trial failed experiment=%s trial=%d step=%d error=%s"
                     logger.warning(words, *trial.subject, reached, error)
-                told = "".join(traceback.format_exception(error))
+                told = cut_middle("".join(traceback.format_exception(error)))
                 trial.reports.append(Report(reached, outcome="failed", error=told))
             self._register.changed.notify_all()
 

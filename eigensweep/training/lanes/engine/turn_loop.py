@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 from eigensweep.store.marks import cancel_mark, leave_mark, pause_mark
 from eigensweep.training.attempt import GLANCE_SECONDS
-from eigensweep.training.errors import refuse_exit
+from eigensweep.training.errors import contain
 from eigensweep.training.lanes.engine.commits import Commits
 from eigensweep.training.lanes.engine.faults import Faults
 from eigensweep.training.lanes.engine.groups import Groups
@@ -99,7 +99,7 @@ class TurnLoop:
                     self._faults.guard(lane.trial, self._groups.take_off, other)
             if group.trainer.free and not lane.trial.is_over:
                 try:
-                    with refuse_exit():
+                    with contain():
                         self._groups.take_on(group, lane)
                 except Exception as error:
                     self._faults.see_not_joined(group, lane, error)
@@ -110,7 +110,7 @@ class TurnLoop:
         if known is not None or not self._groups.make_room(lane.trial):
             return known
         try:
-            with refuse_exit():
+            with contain():
                 return self._groups.make(lane)
         except Exception as error:
             self._faults.see_not_made(lane.trial, error)
@@ -132,7 +132,7 @@ class TurnLoop:
         names = (self._groups.name_of(lane.trial) for lane in self._waiting())
         waiting = sum(1 for name in names if name == group.name)
         try:
-            with refuse_exit(), nullcontext() if group.has_trained else self._groups.making:
+            with contain(), nullcontext() if group.has_trained else self._groups.making:
                 group.trainer.advance(self._slice)
             group.has_trained = True
         except Exception as error:

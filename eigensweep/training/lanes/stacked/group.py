@@ -9,7 +9,7 @@ import time
 import torch
 
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.training.errors import refuse_exit
+from eigensweep.training.errors import contain
 from eigensweep.training.evaluation import keep_finite
 from eigensweep.training.lanes.stacked.program import LONGEST_SEGMENT, Program
 from eigensweep.training.training import Evaluation, Training
@@ -155,7 +155,7 @@ class Group:
         }
         for lane, training in running.items():
             try:
-                with refuse_exit():
+                with contain():
                     self._program.prepare(lane, ticks)
             except Exception as error:  # its own task; the others can go on
                 raise LaneError(training) from error
