@@ -279,7 +279,7 @@ class RacingConfig(Strict):
     )
     alpha: float = Field(
         0.05,
-        ge=1e-12,
+        ge=1e-100,
         le=0.5,
         description="Share of races in which the best one may be called worse, or, between arms, "
         "equal ones different",

@@ -67,7 +67,6 @@ class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[mi
 
 _Dumper.add_implicit_resolver(*FLOAT)
 _Dumper.add_implicit_resolver(*INTEGER)
-_Dumper.add_multi_representer(dict, yaml.SafeDumper.represent_dict)
 
 
 def write_text(content: Any, width: int) -> str:

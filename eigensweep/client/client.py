@@ -76,7 +76,7 @@ class Client(Connection):
             return with_settings(read(source), settings)
         try:
             return with_settings(self.get(f"/v1/presets/{quote(source)}")["spec"], settings)
-        except RefusedError:  # "." asks for the list of presets
+        except (RefusedError, KeyError):  # "." asks for the list of presets
             if Path(source).is_dir():  # beside a preset of that name it is not meant
                 read(source)
             raise

@@ -739,10 +739,10 @@ def reproduce(
         made, problems = list[Path](), list[str]()
         if results_only:
             made, problems = work.keep_results_of_home(call, results, note, names or ())
-        if page_only:
-            work.write_page(call, results, page)
         told = {"written": [*map(str, made)], "page": str(page) if page_only else None}
         call.tell(told, lambda _: "\n".join(f"written: {path}" for path in made) or None)
+        if page_only:
+            work.write_page(call, results, page)
         work.tell_problems(problems)
         return
     if every == bool(names):

@@ -28,6 +28,7 @@ from typer.core import TyperCommand
 from eigensweep.client import Client, RefusedError, ServiceAwayError
 from eigensweep.client.answers.answers import Answer
 from eigensweep.client.answers.tables import Table
+from eigensweep.client.connection import FOREIGN
 from eigensweep.client.spec_file import InputError
 from eigensweep.command import terminal
 
@@ -152,14 +153,11 @@ class Call:
         except FailedError as error:
             self.fail(str(error), "It did not work", FAILURE)
         except RefusedError as error:
-            words = f"error: {error}"
-            if error.kind in ("unauthorized", "scope-too-small"):
-                words += (
-                    "\n  the token is read from the file of --token-file or "
-                    "EIGENSWEEP_TOKEN_FILE, else from EIGENSWEEP_TOKEN"
-                )
-            code = BAD_INPUT if 400 <= error.status < 500 else FAILURE
-            self._end(words, {"status": error.status, **error.problem}, code)
+            self._refuse(error)
+        except (AttributeError, LookupError, TypeError):  # a bug, or no answer of ours
+            if self._asks_another():
+                self._refuse(RefusedError(200, FOREIGN))
+            raise
         except ServiceAwayError as error:
             words = f"error: {error}\n  start one with `eigensweep serve`, or give its address: "
             problem = {"title": "The service is away", "detail": str(error)}
@@ -170,6 +168,28 @@ class Call:
                     raise
                 self.fail(f"nothing can be written: {error.strerror}", "No space left", FAILURE)
             self.fail(f"{error.filename}: {error.strerror}", "A file cannot be written")
+
+    def _asks_another(self) -> bool:
+        """Return whether something else than Eigensweep answers at the service's address."""
+        if "client" not in vars(self):
+            return False
+        try:
+            with Client(self.url) as client:
+                return client.get("/healthz") != {"status": "alive"}
+        except RefusedError:
+            return True
+        except ServiceAwayError:
+            return False
+
+    def _refuse(self, error: RefusedError) -> NoReturn:
+        words = f"error: {error}"
+        if error.kind in ("unauthorized", "scope-too-small"):
+            words += (
+                "\n  the token is read from the file of --token-file or "
+                "EIGENSWEEP_TOKEN_FILE, else from EIGENSWEEP_TOKEN"
+            )
+        code = BAD_INPUT if 400 <= error.status < 500 else FAILURE
+        self._end(words, {"status": error.status, **error.problem}, code)
 
     def _end(self, words: str, problem: Mapping[str, object], code: int) -> NoReturn:
         typer.echo(json.dumps(problem) if self.as_json else words, err=True)

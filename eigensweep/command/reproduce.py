@@ -212,12 +212,13 @@ def save_results(
         if content["name"] not in names or "results" not in content["links"]["report"]:
             continue
         try:
-            found = read_results(outlast_restart(partial(each.file, "results")))
+            content = outlast_restart(partial(each.file, "results"))
         except RefusedError as error:
             if error.status != 404:
                 raise
             continue  # an older version made the report
         try:
+            found = read_results(content)
             kept = keep_file(found.model_copy(update={"note": note}), folder)
             if kept is None:
                 path = folder / name_file(found.name, found.budget)
@@ -276,7 +277,6 @@ def keep_finished(
         except (LookupError, ValueError) as error:
             typer.echo(f"{found.name} ({found.budget}) is left out: {error}", err=True)
             continue
-        results = collect(order)
         about: dict[str, object] = {"note": note}
         place = kept.folder / found.id / JSON
         if found.state == "finished" and place.is_file():
@@ -284,7 +284,8 @@ def keep_finished(
             about |= {name: report[name] for name in ("versions", "revision", "processor")}
             about |= {"made_at": datetime.fromisoformat(report["made_at"])}
         try:
-            path = keep_file(results.model_copy(update=about), folder, is_whole=is_whole)
+            results = collect(order).model_copy(update=about)
+            path = keep_file(results, folder, is_whole=is_whole)
         except (OSError, ValueError, StorageError) as error:  # the others are kept
             problems.append(str(error))
         else:
@@ -295,8 +296,13 @@ def keep_finished(
 def keep_file(results: Results, folder: Path, *, is_whole: bool = True) -> Path | None:
     """Write results into their file, unless that has more seeds; return it if it was written.
 
-    Those that are not whole are added to what other machines have trained of the same suite, and
-    written if no file has as many seeds.
+    Those that are not whole are added to what other machines have trained of the same suite. They
+    are written if there are then more seeds than in each file.
+
+    Raises:
+        OSError: if a file cannot be read.
+        ValueError: if a file holds no results that this version can read.
+        StorageError: if it cannot be written.
     """
     from eigensweep.reports.results import UNFINISHED, count_seeds, merge, name_file, write_results
     from eigensweep.store.places.durable_files import make_folder, write_whole
@@ -310,7 +316,8 @@ def keep_file(results: Results, folder: Path, *, is_whole: bool = True) -> Path 
         path, results = part, both
     if count_seeds(results) < (max(1, in_whole) if is_whole else max(in_whole, in_part) + 1):
         return None
-    if results.note is None and (before := whole or unfinished) is not None:
+    before = (whole or unfinished) if is_whole else unfinished
+    if results.note is None and before is not None:
         results = results.model_copy(update={"note": before.note})
     make_folder(path.parent)
     write_whole(path, write_results(results))
@@ -331,7 +338,10 @@ def _read(path: Path) -> Results | None:
 def keep_results_of_home(
     call: Call, results: Path, note: str | None, names: Collection[str] = ()
 ) -> tuple[list[Path], list[str]]:
-    """Keep the results of the home folder, or end with why that is not possible."""
+    """Keep the results of the home folder, or end with why that is not possible.
+
+    What is returned is that of `keep_finished`.
+    """
     from sqlalchemy.exc import SQLAlchemyError
 
     from eigensweep.search_spaces.errors import UnknownSuiteError

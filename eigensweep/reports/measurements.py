@@ -330,11 +330,11 @@ def find_number(content: Any, path: str) -> float:
     """
     try:
         node = _walk(content, path)
-    except (AttributeError, TypeError) as error:  # no list, or no entries
+        if isinstance(node, bool) or not isinstance(node, int | float):
+            raise LookupError("there is no number")
+        return float(node)
+    except (ArithmeticError, AttributeError, TypeError, ValueError) as error:  # of a damaged file
         raise LookupError(f"there is no {path}") from error
-    if isinstance(node, bool) or not isinstance(node, int | float):
-        raise LookupError("there is no number")
-    return float(node)
 
 
 def _walk(node: Any, path: str) -> Any:

@@ -11,10 +11,12 @@ from pydantic import Field, JsonValue, model_validator
 
 from eigensweep.analyses.messages import ChildOutcome
 from eigensweep.common.direction import Better
+from eigensweep.results.seeds import split_seeds, summarise
 from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.shipped.reproductions import Budget
-from eigensweep.search_spaces.trial import Strict
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.search_spaces.trial import Strict, TrialConfig
 
 JSON, MARKDOWN, HTML, FIGURE = "report.json", "report.md", "report.html", "figure.svg"
 RESULTS: Final = "results.json"
@@ -138,22 +140,20 @@ class KeptTrial(MeasuredTrial):
     def _check(self) -> Self:
         """Refuse what a wrong hand may have written: others take the seeds over as trained."""
         for block in chain.from_iterable(self.curves.values()):
-            if "step" not in block or len({*map(len, block.values())}) > 1:
+            if not block.get("step") or len({*map(len, block.values())}) > 1:
                 raise ValueError(f"a curve of trial {self.number} has not one value for each step")
         if self.is_ended:
             try:
-                seeds = [each.seed for each in Result.from_dict(self.result or {}).by_replicate]
-            except (AttributeError, LookupError, TypeError) as error:
-                raise ValueError(f"the result of trial {self.number} is none: {error!r}") from error
-            first = (self.config or {}).get("seed")
-            if (
-                not seeds
-                or not isinstance(first, int)
-                or seeds != [*range(first, first + len(seeds))]
-            ):
+                config = TrialConfig.from_dict(dict(self.config or {}))
+                result = summarise(split_seeds(Result.from_dict(self.result or {})))
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                raise ValueError(f"trial {self.number} cannot be read: {error!r}") from error
+            seeds = [each.seed for each in result.by_replicate]
+            wanted = [*config.seeds][: len(seeds)]
+            if seeds != wanted or not self.curves.keys() <= {*seeds}:
                 raise ValueError(
-                    f"trial {self.number} has the seeds {seeds}, and should have as many from "
-                    f"{first} on"
+                    f"trial {self.number} has results of the seeds {seeds} and curves of "
+                    f"{[*self.curves]}, and should have those of {wanted}"
                 )
         return self
 
@@ -165,6 +165,10 @@ class KeptExperiment(MeasuredExperiment):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        try:
+            ExperimentSpec.from_stored(self.spec)
+        except (AttributeError, LookupError, TypeError) as error:
+            raise ValueError(f"the spec of {self.label} cannot be read: {error!r}") from error
         if len({each.number for each in self.trials}) < len(self.trials):
             raise ValueError(f"two trials of {self.label} have the same number")
         return self

@@ -165,39 +165,37 @@ def count_seeds(results: Results) -> int:
 def merge(kept: Results, new: Results) -> Results:
     """Return new results, and with them what only the kept ones have.
 
-    Where both have trained a configuration, the one with more seeds stays: those of the other are
-    its first ones.
+    Where both have trained a configuration, the training with more seeds stays: the seeds of the
+    other are its first ones.
     """
-    by_label = {each.label: each for each in kept.experiments}
-    made = {(each.label, each.repeat): each for each in kept.analyses if each.content is not None}
-    experiments = [
-        _merge_trials(by_label[each.label], each, kept.origin) if each.label in by_label else each
-        for each in new.experiments
-    ]
-    analyses = [
-        made.get((each.label, each.repeat), each) if each.content is None else each
-        for each in new.analyses
-    ]
+    experiments = {each.label: each for each in kept.experiments}
+    for each in new.experiments:
+        before = experiments.get(each.label)
+        experiments[each.label] = each if before is None else _merge(before, each, kept.origin)
+    analyses = {(each.label, each.repeat): each for each in kept.analyses}
+    for made in new.analyses:
+        if made.content is not None or (made.label, made.repeat) not in analyses:
+            analyses[made.label, made.repeat] = made
     return new.model_copy(
         update={
-            "experiments": experiments,
-            "analyses": analyses,
-            "until": new.until or kept.until,
+            "experiments": list(experiments.values()),
+            "analyses": list(analyses.values()),
+            "until": new.until if new.added >= kept.added else kept.until,
             "note": new.note or kept.note,
         }
     )
 
 
-def _merge_trials(kept: KeptExperiment, new: KeptExperiment, origin: str) -> KeptExperiment:
+def _merge(kept: KeptExperiment, new: KeptExperiment, origin: str) -> KeptExperiment:
     trials = {_identify(each): each for each in new.trials}
-    taken = {each.number for each in new.trials}
-    free = count(max((each.number for each in (*kept.trials, *new.trials)), default=-1) + 1)
+    taken = {each.number for each in (*kept.trials, *new.trials)}
+    free = (number for number in count() if number not in taken)
     for earlier in kept.trials:
         now = trials.get(_identify(earlier))
-        if now is not None and len(now.curves) >= len(earlier.curves):
+        if not earlier.is_ended or (now is not None and _count(now) >= _count(earlier)):
             continue
         number = earlier.number if now is None else now.number
-        if now is None and number in taken:
+        if now is None and any(each.number == number for each in new.trials):
             number = next(free)
         result = _bound(_leave_out(name_origin(earlier, origin).to_dict()))
         trials[_identify(earlier)] = earlier.model_copy(
@@ -207,9 +205,16 @@ def _merge_trials(kept: KeptExperiment, new: KeptExperiment, origin: str) -> Kep
 
 
 def _identify(trial: KeptTrial) -> tuple[object, ...]:
-    """Return what two trainings of the same configuration, budget and first seed share."""
+    """Return what two trainings of an arm share: configuration, budget and first seed."""
     config = trial.config or {}
-    return trial.config_hash, config.get("seed"), json.dumps(config.get("training"))
+    budget = TrialConfig.from_dict(dict(config)).training.steps if config else None
+    values = json.dumps(trial.params, sort_keys=True)
+    return trial.arm, values, trial.config_hash, config.get("seed"), budget
+
+
+def _count(trial: KeptTrial) -> int:
+    """Return of how many seeds the result is."""
+    return len(Result.from_dict(trial.result or {}).by_replicate)
 
 
 def name_origin(trial: KeptTrial, origin: str) -> Result:

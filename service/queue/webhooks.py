@@ -99,31 +99,26 @@ class WebhookHandler(Handler):
 
     def work(self, job: JobRow) -> None:
         with logs.about(job.experiment_id or ""):
-            if (content := make_message(self.jobs, job)) is None:
-                return  # its experiment was deleted meanwhile
             try:
-                status = self._post(job, json.dumps(content).encode())
+                host, port = check_url(job.request["url"], self.hosts)
+                if (host, port) in self._silent:
+                    return  # the next look begins with it
+                if (content := make_message(self.jobs, job)) is None:
+                    return  # its experiment was deleted meanwhile
+                status = self._post(job, json.dumps(content).encode(), host, port)
             except WebhookRefusedError as error:
                 raise NeverError(str(error)) from error
             except (httpx2.HTTPError, OSError) as error:
                 raise NotDoneError(str(error) or type(error).__name__) from error
-            if status is None:
-                return  # the next look begins with it
             if not 200 <= status < 300:
                 kind = NeverError if status == GONE else NotDoneError
                 raise kind(f"the receiver answered {status}")
             self.jobs.finish(job)
             logger.info("webhook delivered experiment=%s message=%s", job.experiment_id, job.key)
 
-    def _post(self, job: JobRow, body: bytes) -> int | None:
-        """Send a message to an address that was checked; return the status of the answer.
-
-        None: it was not sent, because its receiver did not answer in this look.
-        """
+    def _post(self, job: JobRow, body: bytes, host: str, port: int) -> int:
+        """Send a message to an address that was checked; return the status of the answer."""
         address = job.request["url"]
-        host, port = check_url(address, self.hosts)
-        if (host, port) in self._silent:
-            return None
         now = int(self.clock())
         headers = {
             "Host": host if port == HTTPS_PORT else f"{host}:{port}",

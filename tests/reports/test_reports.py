@@ -420,7 +420,7 @@ def test_numbers_are_found_in_results():
     content = {"counts": [{"S": 5, "n": 7}, {"S": 6, "n": 1}], "x": {"y": [1, 2]}, "t": True}
     assert find_number(content, "counts[S=6].n") == 1
     assert find_number(content, "x.y.1") == 2
-    for path in ("counts[S=9].n", "x.z", "t", "x.y.7", "t.y", "t[S=5].n", "x.y[S=5].n"):
+    for path in ("counts[S=9].n", "x.z", "t", "x.y.7", "t.y", "t[S=5].n", "x.y[S=5].n", "x.y.z"):
         with pytest.raises(LookupError):
             find_number(content, path)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from eigensweep.command.reproduce import keep_file
-from eigensweep.reports.messages import Results
+from eigensweep.reports.messages import KeptAnalysis, Results
 from eigensweep.reports.results import UNFINISHED, merge, name_file, read_results, write_results
 from eigensweep.store.checkpoints import trial_key
 
@@ -54,6 +54,29 @@ def test_seeds_of_two_machines_are_put_together(tmp_path, is_first):
     assert keep_file(mine, tmp_path, is_whole=False) is None, "it has them already"
 
 
+def test_what_only_the_kept_file_has_stays():
+    kept, new = only("lstm", 4), only("asrnn", 1)
+    made = KeptAnalysis(label="norms", repeat=0, id=None, content={"x": 1.0})
+    (experiment,) = kept.experiments
+    other = experiment.model_copy(update={"label": "other"})
+    kept = kept.model_copy(update={"experiments": [experiment, other], "analyses": [made]})
+    found = merge(kept, new)
+    assert [each.label for each in found.experiments] == [experiment.label, "other"]
+    assert found.analyses == [made]
+    assert seeds_of(found) == {"asrnn": 1, "lstm": 4}
+    assert merge(kept, found).experiments == found.experiments, "twice is once"
+
+
+def test_arms_with_the_same_configuration_are_two():
+    both = merge(only("lstm", 3), only("lstm", 5))
+    (experiment,) = both.experiments
+    (trial,) = experiment.trials
+    twin = trial.model_copy(update={"arm": "twin", "number": 7})
+    twins = experiment.model_copy(update={"trials": (trial, twin)})
+    twins = both.model_copy(update={"experiments": [twins]})
+    assert seeds_of(merge(twins, only("lstm", 3))) == {"lstm": 5, "twin": 5}
+
+
 @pytest.mark.parametrize(("kept", "new"), [(3, 5), (5, 3)])
 def test_the_longer_one_of_the_same_configuration_stays(kept, new):
     found = merge(only("lstm", kept), only("lstm", new))
@@ -84,6 +107,18 @@ def break_result(trial: dict[str, Any]) -> None:
     trial["result"] = {"by_replicate": [1]}
 
 
+def write_a_word(trial: dict[str, Any]) -> None:
+    trial["result"]["by_replicate"][0]["value"] = "x"
+
+
+def forget_task(trial: dict[str, Any]) -> None:
+    trial["config"]["task"] = None
+
+
+def leave_out_last_seed(trial: dict[str, Any]) -> None:
+    trial["result"]["by_replicate"].pop()
+
+
 def break_params(trial: dict[str, Any]) -> None:
     trial["params"] = {"a": [1, {"b": 2}]}
 
@@ -103,10 +138,13 @@ def cut_steps(trial: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
-        (change_seed, "should have as many from"),
-        (double_seed, "should have as many from"),
-        (leave_out_seed, "should have as many from"),
-        (break_result, "the result of trial 0 is none"),
+        (change_seed, "and should have those of"),
+        (double_seed, "and should have those of"),
+        (leave_out_seed, "and should have those of"),
+        (break_result, "trial 0 cannot be read"),
+        (write_a_word, "trial 0 cannot be read"),
+        (forget_task, "trial 0 cannot be read"),
+        (leave_out_last_seed, "and should have those of"),
         (break_params, "params"),
         (exaggerate, "less than 2147483648"),
         (lose_steps, "not one value for each step"),

@@ -16,10 +16,12 @@ from urllib.parse import parse_qs
 import numpy as np
 import pytest
 from helpers.waiting import PATIENCE
+from typer.testing import CliRunner
 
 from eigensweep.client import Client, InputError, RefusedError, ServiceAwayError
 from eigensweep.client import connection as client_connection
 from eigensweep.client.spec_file import parse_settings, read, with_settings
+from eigensweep.command.cli import app
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 ID = "1m7xnz0qe2nqc"
@@ -384,20 +386,25 @@ def test_a_page_of_something_else_is_no_file(stub: Stub, client: Client) -> None
         client.download("/v1/experiments/x/trials.csv")
 
 
-@pytest.mark.parametrize("content", [{}, {"items": [1]}, {"items": [{}]}, {"items": None}])
-def test_json_of_something_else_is_told_apart(
-    stub: Stub, client: Client, content: dict[str, Any]
+@pytest.mark.parametrize("content", [{}, {"items": [1]}, {"items": [{}]}])
+def test_a_command_tells_that_something_else_answers(
+    stub: Stub, monkeypatch: pytest.MonkeyPatch, content: dict[str, Any]
 ) -> None:
-    paths = ("experiments", f"experiments/{ID}", "presets/quickstart", "cluster")
-    stub.answers |= {f"/v1/{path}": [as_json(200, content)] * 3 for path in paths}
-    for ask in (
-        lambda: [each["id"] for each in client.experiments()],
-        lambda: client.experiment(ID).id,
-        lambda: client.submit("quickstart"),
-        lambda: client.cluster()["leader"],
-    ):
-        with pytest.raises(RefusedError, match="speaks another language"):
-            ask()
+    monkeypatch.setenv("EIGENSWEEP_URL", stub.url)
+    paths = ("v1/experiments", f"v1/experiments/{ID}", "v1/presets/quickstart", "v1/cluster")
+    stub.answers |= {f"/{path}": [as_json(200, content)] * 3 for path in (*paths, "healthz")}
+    for words in (["nodes"], ["show", ID], ["submit", "quickstart"], ["list"]):
+        done = CliRunner().invoke(app, words)
+        assert (done.exit_code, done.stderr.count("speaks another language")) == (1, 1), words
+
+
+def test_a_bug_of_ours_is_not_taken_for_another_service(
+    stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EIGENSWEEP_URL", stub.url)
+    stub.answers["/v1/cluster"] = [as_json(200, {})]
+    stub.answers["/healthz"] = [as_json(200, {"status": "alive"})]
+    assert isinstance(CliRunner().invoke(app, ["nodes"]).exception, KeyError)
 
 
 def test_names_that_a_problem_offers_may_be_anything() -> None:

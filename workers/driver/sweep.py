@@ -562,9 +562,10 @@ class Sweep:
 
         A search whose last trial has ended is over, and stays completed.
         """
-        self._exhausted |= self.left == 0 and self.spec.racing is None
-        if self.is_over:
-            return
+        if self.spec.racing is None:  # between two rounds of a race nothing is open either
+            self._exhausted |= self.left == 0
+            if self.is_over:
+                return
         self._stopped = self._stopped or (end, reason)
         self._is_held = False
         self._queue.clear()

@@ -458,8 +458,8 @@ class Runs:
         problems = {id: error for id, each in writes.items() if (error := each.exception())}
         away = [e for e in problems.values() if not isinstance(e, MlflowRefusedError)]
         self._waiting = {id: self._waiting[id] for id in problems if away}
-        for error in away:
-            raise error
+        if away:
+            raise away[0]
         return {run_id: str(error) for run_id, error in problems.items()}
 
     def _write_alone(self, write: RunWrite) -> None:
