@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from eigensweep.search_spaces.labels import is_number
-
 
 class PathError(ValueError):
     """A dotted path leads nowhere; the message says where it ends and what is there."""
@@ -69,7 +67,7 @@ def _place(items: list[Any], key: str, path: str) -> int:
     names = [_name(item) for item in items]
     if key in names:
         return names.index(key)
-    if is_number(key) and int(key) < len(items):
+    if key.isdecimal() and len(key) < 10 and int(key) < len(items):
         return int(key)
     known = ", ".join(name for name in names if name) or f"0 to {len(items) - 1}"
     raise PathError(f"{path}: there is no '{key}' here; there is {known}")
