@@ -53,7 +53,7 @@ def test_a_driver_keeps_little_of_trials_that_have_ended(tmp_path: Path, seen: d
     sweep = seen["driver"].sweep
     assert {entry.state for entry in sweep.entries.values()} == {"completed"}
     whole = [entry for entry in sweep.entries.values() if entry.config]
-    assert whole == [sweep.best()]
+    assert whole == [sweep.entries.best()]
     ledger = seen["driver"].ledger
     assert isinstance(ledger, RecordLedger)
     recorded = ledger.load()
