@@ -138,7 +138,7 @@ class KeptTrial(MeasuredTrial):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        """Refuse what a wrong hand may have written: others take the seeds over as trained."""
+        """Refuse a trial that was damaged or changed by hand: others would reuse its seeds."""
         for block in chain.from_iterable(self.curves.values()):
             if not block.get("step") or len({*map(len, block.values())}) > 1:
                 raise ValueError(f"a curve of trial {self.number} has not one value for each step")

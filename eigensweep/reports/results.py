@@ -213,7 +213,7 @@ def _identify(trial: KeptTrial) -> tuple[object, ...]:
 
 
 def _count(trial: KeptTrial) -> int:
-    """Return of how many seeds the result is."""
+    """Return how many seeds the result of a trial has."""
     return len(Result.from_dict(trial.result or {}).by_replicate)
 
 

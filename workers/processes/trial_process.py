@@ -59,7 +59,8 @@ class TrialProcess:
     def train_next(self, config: Mapping[str, object]) -> dict[str, object]:
         """Take another trial, and return its first report, in one call of the driver's.
 
-        Where another package's code has run, a new process is forked: that may have left anything.
+        After a trial of another package's code a new process is forked, since that code may have
+        changed anything in the old one.
         """
         before, self._package = self._package, Order.from_dict(config).config.get("code")
         if before is not None and isinstance(self._runner, Forked):

@@ -76,7 +76,7 @@ def _make_row(results: Results, experiment: KeptExperiment, total: int) -> Exper
 
 def _make_trial(results: Results, trial: KeptTrial, row: ExperimentRow) -> TrialRow:
     result, config = name_origin(trial, results.origin), dict(trial.config or {})
-    TrialConfig.from_dict(config)  # refuses what is none
+    TrialConfig.from_dict(config)  # refuses what is no configuration
     state = "diverged" if result.outcome == "diverged" else "completed"
     return TrialRow(
         experiment_id=row.id,
