@@ -12,11 +12,11 @@ from eigensweep.protocol.states import OPEN_ANALYSES
 
 
 class AnalysisFailedError(RuntimeError):
-    """An analysis failed; the message is its error."""
+    """An analysis failed or was cancelled; the message says why."""
 
 
 class Analysis(Remote):
-    """An analysis. Its states: `queued`, `running`, `finished` and `failed`."""
+    """An analysis. Its states: `queued`, `running`, `finished`, `failed` and `cancelled`."""
 
     kind = "analysis"
     listing_path = "/v1/analyses"
@@ -47,12 +47,17 @@ class Analysis(Remote):
         """Return once it is finished.
 
         Raises:
-            AnalysisFailedError: if it fails instead.
+            AnalysisFailedError: if it fails or is cancelled instead.
             TimeoutError: if it takes longer than `timeout` seconds.
         """
         super().wait(timeout, pause)
-        if self.state == "failed":
-            raise AnalysisFailedError(str(self.content["error"]))
+        if self.state != "finished":
+            raise AnalysisFailedError(self.content["error"] or f"it was {self.state}")
+        return self
+
+    def cancel(self) -> Self:
+        """Ask for its end; its process ends within seconds. The same request begins it anew."""
+        self.content = self.connection.post(f"{self.path}/cancel")
         return self
 
     def save(self, folder: Path | str) -> list[Path]:

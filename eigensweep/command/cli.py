@@ -594,7 +594,7 @@ def analyse(
         paths = [] if out is None else analysis.save(out)
         words = answers.format_analysis(analysis.content, paths)
         typer.echo(json.dumps(analysis.content) if call.as_json else words)
-    if any(analysis.state == "failed" for analysis in found):
+    if any(analysis.state != "finished" for analysis in found):
         raise typer.Exit(FAILURE)
 
 
@@ -605,7 +605,9 @@ def _wait_for(analysis: Analysis) -> None:
         pass  # `format_analysis` prints the error
     except KeyboardInterrupt:
         typer.echo(
-            f"analysis {analysis.id} continues; look at it with: GET {analysis.path}", err=True
+            f"analysis {analysis.id} continues; look at it with: GET {analysis.path}; "
+            f"end it with: POST {analysis.path}/cancel",
+            err=True,
         )
         raise typer.Exit(INTERRUPTED) from None
 

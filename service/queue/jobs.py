@@ -17,7 +17,9 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import ClassVar, Final, TypeVar
 
 from pydantic import BaseModel
@@ -45,7 +47,7 @@ Outcome = TypeVar("Outcome", bound=ChildOutcome)
 
 
 class StoppedError(RuntimeError):
-    """The service stops, and has killed the child."""
+    """The child was killed: the service stops, or nobody wants its outcome any more."""
 
 
 @dataclass
@@ -56,6 +58,8 @@ class ChildRunner:
     mlflow: Mlflow | None = None
     store: StoreProbe | None = None
     """Says whether it is the store that takes long, where the child reads there."""
+    is_wanted: Callable[[], bool] = lambda: True
+    """Whether somebody still waits for the child. It is asked again and again while one runs."""
     _child: subprocess.Popen[bytes] | None = None
     _is_over: bool = False
 
@@ -88,7 +92,7 @@ class ChildRunner:
 
         Raises:
             NotDoneError: if the disk does not take its outcome, or the store hangs for too long.
-            StoppedError: if it was killed.
+            StoppedError: if it was killed, since the service stops or nobody wants it any more.
             OSError: if it cannot be started.
         """
         secret: dict[str, str] = {}
@@ -96,10 +100,12 @@ class ChildRunner:
             secret = secret_auth.make_variables(self.mlflow.token)
         threads = str(min(4, max(1, (os.cpu_count() or 1) // 2)))
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "log").open("wb") as log:
+        with (folder / "log").open("wb") as log, TemporaryFile(dir=folder) as order_file:
+            order_file.write(order.encode())
+            order_file.seek(0)
             child = self._child = subprocess.Popen(
                 [sys.executable, "-m", self.module, str(folder)],
-                stdin=subprocess.PIPE,
+                stdin=order_file,
                 stdout=log,
                 stderr=log,
                 cwd=folder,
@@ -108,15 +114,21 @@ class ChildRunner:
             )
         if self._is_over:
             child.kill()
-        try:
-            child.communicate(order.encode(), timeout=LONGEST_SECONDS)
-        except subprocess.TimeoutExpired:
-            problem = self.store and self.store.find_problem()  # before it goes on, perhaps
-            child.kill()
-            child.wait()
-            if problem is not None:
-                raise NotDoneError(problem) from None
-            return f"it took longer than {LONGEST_SECONDS / 3600:.0f} hours"
+        end = time.monotonic() + LONGEST_SECONDS
+        with child:
+            while child.returncode is None:
+                try:
+                    child.wait(max(0.0, min(LOOK_SECONDS, end - time.monotonic())))
+                except subprocess.TimeoutExpired:
+                    if time.monotonic() >= end:
+                        problem = self.store and self.store.find_problem()  # before it goes on
+                        child.kill()
+                        if problem is not None:
+                            raise NotDoneError(problem) from None
+                        return f"it took longer than {LONGEST_SECONDS / 3600:.0f} hours"
+                    if not self.is_wanted():
+                        child.kill()
+                        raise StoppedError from None
         if self._is_over:
             raise StoppedError
         if child.returncode == 0:
@@ -183,7 +195,7 @@ class Handler:
         Raises:
             NotDoneError, OSError, SQLAlchemyError, StorageError: if it is to be tried again after a
                 pause, or given up. All jobs of the kind wait for a database that is away.
-            StoppedError: if the service stops meanwhile.
+            StoppedError: if the service stops or the job is cancelled meanwhile.
             NotLeadingError: if another service leads by now, which does the job again.
         """
         raise NotImplementedError
@@ -246,6 +258,7 @@ class JobRunner:
                 self._try(handler, now)
 
     def _try(self, handler: Handler, job: JobRow) -> None:
+        handler.children.is_wanted = partial(self.jobs.is_due, job)
         try:
             handler.work(job)
         except StoppedError:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from math import inf
@@ -18,6 +19,7 @@ from typing import Any, ClassVar, Final, Self, get_args
 
 from pydantic import TypeAdapter
 from sqlalchemy import or_, select, update
+from sqlalchemy.exc import SQLAlchemyError
 
 from eigensweep.protocol.messages import Notice
 from eigensweep.protocol.states import ENDED
@@ -141,6 +143,13 @@ class Jobs(database.AtDatabase):
         query = select(JobRow).where(JobRow.kind == kind, JobRow.due_at.is_not(None), is_due)
         query = query.order_by(JobRow.due_at, JobRow.key)
         return database.read(self.url, lambda session: list(session.scalars(query)))
+
+    def is_due(self, job: JobRow) -> bool:
+        """Tell whether a job is still to be done; it counts as such while the database is away."""
+        query = select(JobRow.due_at).where(JobRow.kind == job.kind, JobRow.key == job.key)
+        with suppress(SQLAlchemyError):
+            return database.read(self.url, lambda session: session.scalar(query)) is not None
+        return True
 
     @database.transaction
     def requeue(self, rows: RowSession, kind: JobKind) -> None:

@@ -22,7 +22,7 @@ from eigensweep.analyses import ANALYSES
 from eigensweep.analyses.__main__ import main as carry_out
 from eigensweep.analyses.base import ExperimentSubject, TrialSubject
 from eigensweep.analyses.messages import Outcome
-from eigensweep.client import Client
+from eigensweep.client import AnalysisFailedError, Client
 from eigensweep.command.cli import app as command_line
 from eigensweep.results.trial_result import Result
 from eigensweep.search_spaces.space import Point
@@ -413,6 +413,46 @@ class TestKinds:
         assert (answer.status_code, "gradient_norms" in answer.text) == (404, True)
 
 
+class TestCancelling:
+    def test_one_that_is_queued_is_never_carried_out(self, client, runner, analyses):
+        id = post(client, **SMALL).json()["id"]
+        answer = client.post(f"/v1/analyses/{id}/cancel")
+        assert (answer.status_code, answer.json()["state"]) == (202, "cancelled")
+        assert answer.json()["finished_at"] is not None
+        assert client.post(f"/v1/analyses/{id}/cancel").json()["state"] == "cancelled"
+        runner.handler.children.run = lambda *_: pytest.fail("it was carried out")
+        assert not runner.tick()
+        refused = client.get(f"/v1/analyses/{id}/files/result.json")
+        assert refused.json()["detail"] == f"analysis '{id}' is cancelled: it has no files"
+
+    def test_one_that_runs_stays_cancelled_until_asked_for_anew(self, client, runner):
+        id = post(client, **SMALL).json()["id"]
+
+        def run(folder: Path, order: str) -> None:
+            """Be cancelled, and finish all the same."""
+            assert runner.handler.children.is_wanted()
+            assert client.post(f"/v1/analyses/{id}/cancel").json()["state"] == "cancelled"
+            assert not runner.handler.children.is_wanted()
+            carry_out(folder, order)
+
+        runner.handler.children.run = run
+        assert not runner.tick()
+        assert client.get(f"/v1/analyses/{id}").json()["state"] == "cancelled"
+        assert post(client, **SMALL).json()["state"] == "queued"
+        runner.handler.children.run = carry_out
+        assert not runner.tick()
+        assert client.get(f"/v1/analyses/{id}").json()["state"] == "finished"
+
+    def test_one_that_is_over_is_refused(self, client, runner):
+        id = post(client, **SMALL).json()["id"]
+        runner.handler.children.run = carry_out
+        runner.tick()
+        refused = client.post(f"/v1/analyses/{id}/cancel")
+        assert refused.status_code == 409
+        assert "is over: it has finished" in refused.json()["detail"]
+        assert client.post("/v1/analyses/none/cancel").status_code == 404
+
+
 @pytest.mark.usefixtures("_no_environment")
 class TestCommandLine:
     @pytest.fixture
@@ -461,6 +501,14 @@ class TestCommandLine:
             again = client.analyse("fisher_memory", size=8, steps=9, d=0.1)
             assert again.state == "finished"
             assert [curve["d"] for curve in again.result["curves"]] == [0.1] * 6
+
+    def test_python_code_cancels_one(self, url, monkeypatch):
+        monkeypatch.setattr(AnalysisHandler, "work", lambda *_: None)  # it waits
+        with Client(url) as client:
+            slow = client.analyse("fisher_memory", size=8, steps=9).cancel()
+            assert slow.state == "cancelled"
+            with pytest.raises(AnalysisFailedError, match="it was cancelled"):
+                slow.wait()
 
     def test_bad_input_is_exit_code_2_and_says_what_would_work(self, url):
         for args, words in MISTYPED:

@@ -711,14 +711,15 @@ class TestOverviews:
     def test_a_trials_page_is_renewed_while_an_analysis_is_made(self, client, ledger):
         here, found = f"/experiments/{ledger.experiment_id}/trials/0", []
         subject = {"experiment": ledger.experiment_id, "trial": 0}
-        for state in ("queued", "finished"):
+        for state in ("queued", "finished", "cancelled"):
             made = AnalysisRecord(
                 id="a", name="spectra", options={}, state=state, created_at=1.0, **subject
             )
             client.app.state.service.jobs.put(made.to_job())
             page = client.get(here).text
             found.append((f"badge {state}" in page, "data-refresh" in page))
-        assert found == [(True, True), (True, False)]
+            assert ('data-post="/v1/analyses/a/cancel"' in page) == (state == "queued")
+        assert found == [(True, True), (True, False), (True, False)]
 
 
 YAML = {"Content-Type": "application/yaml; charset=utf-8"}

@@ -34,6 +34,7 @@ from eigensweep.service.record.record import Record
 from eigensweep.service.record.requests.analyses import Analyses
 from eigensweep.service.record.requests.reproductions import Reproductions
 from eigensweep.service.record.requests.state_files import take_over
+from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.tables import JobKind, JobRow
 
 STATES: dict[str, Any] = json.loads(Path(__file__).with_name("states_in_files.json").read_text())
@@ -245,6 +246,44 @@ def test_a_child_that_is_killed_by_a_stop_has_not_failed(tmp_path, monkeypatch):
     for _ in ("killed while it runs", "killed as soon as it is started"):
         with pytest.raises(StoppedError):
             children.run(tmp_path / "folder", "")
+
+
+def test_a_child_that_nobody_wants_any_more_is_killed(tmp_path, monkeypatch):
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\necho $$ > pid\nsleep 600\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
+    pid = tmp_path / "folder" / "pid"
+    children = ChildRunner("a module", is_wanted=lambda: not pid.exists())
+    with pytest.raises(StoppedError):
+        children.run(tmp_path / "folder", "")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+
+
+def test_a_child_that_is_looked_at_gets_its_order(tmp_path, monkeypatch):
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nsleep 0.3\nwc -c > size\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
+    assert ChildRunner("a module").run(tmp_path, "x" * 1_000_000) is None
+    assert (tmp_path / "size").read_text().strip() == "1000000"
+
+
+def test_what_is_due_is_known_even_while_the_database_is_away(jobs, monkeypatch):
+    job = jobs.put(make("webhook"))
+    assert jobs.is_due(job)
+    jobs.finish(job)
+    assert not jobs.is_due(job)
+    assert not jobs.is_due(make("analysis"))
+
+    def refuse(*_: Any) -> None:
+        raise OperationalError("select", {}, OSError("no route"))
+
+    monkeypatch.setattr(database, "read", refuse)
+    assert jobs.is_due(job)
 
 
 def test_a_child_that_cannot_be_started_is_tried_again(tmp_path, monkeypatch):

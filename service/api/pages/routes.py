@@ -83,7 +83,11 @@ TEMPLATES: Final = Environment(
     lstrip_blocks=True,
 )
 TEMPLATES.filters |= FILTERS
-TEMPLATES.globals |= {"ACTIONS": states.ACTIONS, "ENDED": states.ENDED}
+TEMPLATES.globals |= {
+    "ACTIONS": states.ACTIONS,
+    "ENDED": states.ENDED,
+    "OPEN_ANALYSES": states.OPEN_ANALYSES,
+}
 
 
 class PageRoute(APIRoute):

@@ -1,4 +1,4 @@
-"""Post, list and look at analyses, fetch their files, and list the kinds of analyses.
+"""Post, list, look at and cancel analyses, fetch their files, and list the kinds of analyses.
 
 Runs in the service's process.
 """
@@ -41,6 +41,7 @@ class AnalysisLinks(AnswerModel):
     """Paths and addresses of an analysis."""
 
     self: str
+    cancel: str
     files: dict[str, str] = Field(description="By name; empty until it is finished")
     mlflow: str | None = Field(
         description="The run on MLflow's pages that has its files as artifacts"
@@ -115,8 +116,8 @@ def post_analysis(
 ) -> AnalysisNow:
     """Check a request and queue it. A request that cannot be met is refused here.
 
-    The same request gives the same analysis. It is queued again if it failed, if MLflow does not
-    have it, or if its files were removed.
+    The same request gives the same analysis. It is queued again if it failed or was cancelled, if
+    MLflow does not have it, or if its files were removed.
     """
     service.record.require_to_lead()
     spec = service.store.ask(lambda store: complete_request(request, service.record, store.place))
@@ -154,6 +155,19 @@ def list_analyses(
 def get_analysis(service: TheService, id: AnalysisId) -> AnalysisNow:
     """Return an analysis with its state and the links of its files."""
     return _make_answer(service, service.analyses.get(id))
+
+
+@router.post(
+    "/analyses/{id}/cancel",
+    status_code=202,
+    summary="Cancel an analysis",
+    dependencies=[SUBMIT],
+    responses=describe_errors(409),
+)
+def cancel_analysis(service: TheService, id: AnalysisId) -> AnalysisNow:
+    """Cancel an analysis; its process ends within seconds. Post it again to carry it out."""
+    service.record.require_to_lead()
+    return _make_answer(service, service.analyses.cancel(id))
 
 
 @router.get(
@@ -208,6 +222,7 @@ def _make_answer(service: Service, record: AnalysisRecord) -> AnalysisNow:
         record,
         links=AnalysisLinks(
             self=here,
+            cancel=f"{here}/cancel",
             files={name: f"{here}/files/{name}" for name in FILES} if finished else {},
             mlflow=service.views.run(record.mlflow_run, None),
         ),

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Final, Literal
+from typing import ClassVar, Final, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 from pydantic.main import IncEx
@@ -23,12 +23,14 @@ from eigensweep.analyses import ANALYSES
 from eigensweep.analyses.base import ExperimentSubject, TrialSubject
 from eigensweep.analyses.messages import FILES, RESULT, Outcome
 from eigensweep.protocol.states import OPEN_ANALYSES
-from eigensweep.service.record.errors import NotFoundError
+from eigensweep.service.record.errors import ConflictError, NotFoundError
 from eigensweep.service.record.jobs import PATIENCE, AskedJob, Jobs
 from eigensweep.service.record.sql.tables import JobKind
 from eigensweep.store.places.durable_files import make_folder
 
-AnalysisState = Literal["queued", "running", "finished", "failed"]
+AnalysisState = Literal["queued", "running", "finished", "failed", "cancelled"]
+
+OVER: Final = frozenset(get_args(AnalysisState)) - OPEN_ANALYSES
 
 OptionsJson = dict[str, JsonValue]
 """The options of an analysis as JSON; its class declares them."""
@@ -87,7 +89,7 @@ class Analyses:
         """Queue an analysis; return it, and whether it was queued.
 
         The same request gives the same analysis in its present state. It is queued again if it
-        failed, if MLflow has not received it, or if its files were removed.
+        failed or was cancelled, if MLflow has not received it, or if its files were removed.
 
         Raises:
             StorageError: if its folder cannot be made.
@@ -140,7 +142,7 @@ class Analyses:
         if record.state != "finished":
             raise NotFoundError(
                 f"analysis '{record.id}' is {record.state}: it has no files"
-                + (" yet" if record.state != "failed" else "")
+                + (" yet" if record.state in OPEN_ANALYSES else "")
             )
         path = self.folder / record.id / name
         if not path.is_file():
@@ -149,12 +151,25 @@ class Analyses:
             )
         return path
 
+    def cancel(self, id: str) -> AnalysisRecord:
+        """Cancel an analysis; the process that carries it out ends within seconds.
+
+        Raises:
+            NotFoundError: if there is none of this id.
+            ConflictError: if it is over.
+        """
+        now = replace(self.get(id), state="cancelled", finished_at=time.time())
+        found = self._put(now, unless=OVER)
+        if found.state != "cancelled":
+            raise ConflictError(f"analysis {id} is over: it has {found.state}")
+        return found
+
     def begin(self, record: AnalysisRecord) -> None:
-        """Record that an analysis is running."""
-        self._put(replace(record, state="running", started_at=time.time()))
+        """Record that an analysis is running, unless it was cancelled."""
+        self._put(replace(record, state="running", started_at=time.time()), unless=OVER)
 
     def finish(self, id: str, outcome: Outcome) -> AnalysisRecord:
-        """Record the outcome of a running analysis; return its new state."""
+        """Record the outcome of a running analysis, unless it was cancelled; return it as it is."""
         ended = replace(
             self.get(id),
             state="finished" if outcome.error is None else "failed",
@@ -163,7 +178,14 @@ class Analyses:
             mlflow_run=outcome.mlflow_run,
             mlflow_problem=outcome.mlflow_problem,
         )
-        return self._put(ended, PATIENCE)
+        return self._put(ended, PATIENCE, unless=OVER)
 
-    def _put(self, record: AnalysisRecord, patience: float = 0.0) -> AnalysisRecord:
-        return AnalysisRecord.of(self.jobs.put(record.to_job(), patience=patience))
+    def _put(
+        self,
+        record: AnalysisRecord,
+        patience: float = 0.0,
+        unless: Collection[str] = (),
+    ) -> AnalysisRecord:
+        """Record an analysis, unless it is in one of these states; return it as it is."""
+        job = record.to_job()
+        return AnalysisRecord.of(self.jobs.put(job, lambda now: now.state in unless, patience))
