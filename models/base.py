@@ -61,8 +61,8 @@ class ParamGroup:
     options: dict[str, Any] = field(default_factory=dict)
     """Options of the optimizer for this group alone, such as `weight_decay`."""
     rule: Callable[[list[dict[str, Any]]], Optimizer] | None = None
-    """Returns the optimizer of this group, given groups as `torch.optim` takes them. None: the
-    trial's optimizer updates the group."""
+    """Returns the optimizer of this group, given groups as `torch.optim` takes them, with the
+    learning rate and nothing else. None: the trial's optimizer updates the group."""
 
 
 class ModelConfig(PlainNumbers):

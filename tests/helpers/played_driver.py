@@ -19,6 +19,7 @@ ERRORS: dict[str, BaseException] = {
     "memory": MemoryError(),
     "store": StoreAwayError("cannot list s3://lab/x"),
     "superseded": SupersededError("it has a successor"),
+    "words": ValueError("\N{GRINNING FACE}" * 20_000 + "\ud83d"),
 }
 
 

@@ -226,6 +226,25 @@ def test_a_group_with_its_own_rule_takes_rate_and_clipping():
     np.testing.assert_allclose(model.A.detach(), A - 0.15 * (0.5 * memory + first), 1e-12)
 
 
+def test_a_rule_of_its_own_keeps_its_weight_decay():
+    """That of the config is not for it, in whichever group; what it sets itself holds."""
+    for decay in (0.0, 0.1):
+        model = TwoGroups()
+        orth, main = model.param_groups()
+        ruled = replace(main, rule=partial(torch.optim.SGD, weight_decay=decay))
+        model.param_groups = lambda groups=(orth, ruled): groups
+        U = model.U.detach().numpy().copy()
+        optimizers = Optimizers(model, OptimizerConfig(lr=0.1, weight_decay=0.5))
+        take_steps(model, optimizers, np.zeros((1, 2, 3)))
+        np.testing.assert_allclose(model.U.detach(), U * (1 - 0.1 * decay), 1e-12)
+
+
+def test_a_rule_of_its_own_takes_no_options():
+    model = OwnRule(weight_decay=0.5)
+    with pytest.raises(ValueError, match="'orth' has a rule of its own, which gets no options"):
+        Optimizers(model, OptimizerConfig())
+
+
 def test_what_a_rule_of_its_own_remembers_survives_a_checkpoint():
     whole, cut = OwnRule(), OwnRule()
     config, steps = OptimizerConfig(), gradients(4)

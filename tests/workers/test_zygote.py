@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,15 @@ def replace_zygote(drivers: Drivers) -> None:
     wait_until(is_new)
 
 
+@contextmanager
+def limit_files(pid: int) -> Iterator[None]:
+    """Let a process open no further file."""
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, before[1]))
+    yield
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+
 class Unreadable:
     """A ledger that no other process can make again."""
 
@@ -119,6 +129,27 @@ def test_it_says_why_it_ended(launch, does, state, words):
     driver = launch(does=does)
     assert wait_for(driver) == state
     assert (driver.death.cause, words in driver.death.words) == (does, True)
+
+
+def test_long_last_words_in_any_letters_do_not_hold_it_up(launch):
+    driver = launch(does="words")
+    assert wait_for(driver) == "died"
+    assert driver.death.words.endswith("\N{GRINNING FACE}" * 1000 + "?\n")
+
+
+@LINUX
+def test_where_nothing_can_be_forked_the_others_go_on(drivers, launch):
+    before, driver = drivers.starts, launch()
+    wait_until(lambda: is_forked(driver))
+    with limit_files(drivers._zygote.pid):
+        other = launch("e2")
+        assert wait_for(other) == "died"
+        assert other.death == Death(
+            "the machine forks no further process: [Errno 24] Too many open files", "memory"
+        )
+    third = launch("e3")
+    wait_until(lambda: is_forked(third))
+    assert (driver.state(), drivers.starts) == ("running", before)
 
 
 @pytest.mark.parametrize(

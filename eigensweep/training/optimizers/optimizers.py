@@ -124,11 +124,13 @@ def _describe(
 def _build_kind(groups: list[UpdatedGroup], config: OptimizerConfig) -> Optimizer:
     leave_compiler_out()
     parts: list[TorchGroup] = [
-        {"params": g.params, "lr": g.rate, "first_lr": g.rate, "weight_decay": g.weight_decay}
-        for g in groups
+        {"params": g.params, "lr": g.rate, "first_lr": g.rate} for g in groups
     ]
-    rule = groups[0].rule
-    return _build(groups[0].kind, parts, config) if rule is None else rule(parts)
+    if (rule := groups[0].rule) is not None:
+        return rule(parts)
+    for part, group in zip(parts, groups, strict=True):
+        part["weight_decay"] = group.weight_decay
+    return _build(groups[0].kind, parts, config)
 
 
 def _build(name: str, groups: list[TorchGroup], config: OptimizerConfig) -> Optimizer:
@@ -162,6 +164,13 @@ def _rate(group: ParamGroup, config: OptimizerConfig) -> float:
 
 
 def _decay(group: ParamGroup, config: OptimizerConfig) -> float:
+    if group.rule is not None:
+        if group.options:
+            raise ValueError(
+                f"group '{group.name}' has a rule of its own, which gets no options; it has "
+                f"{sorted(group.options)}: give them to the rule"
+            )
+        return 0.0
     if unknown := sorted(set(group.options) - {"weight_decay"}):
         raise ValueError(f"group '{group.name}' has {unknown}; the known option is 'weight_decay'")
     decay: float = group.options.get(

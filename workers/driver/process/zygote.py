@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 TELL_SECONDS: Final = 1.0
 """It says at least so often that it is alive."""
 LONGEST_WORDS: Final = 10_000
-"""Letters of a driver's last words: even escaped they fit into a pipe, which is read at the end."""
+"""Letters of a driver's last words: as UTF-8 they fit into a pipe, which is read at the end."""
 LATE: Final = (
     "mlflow.tracking.request_auth.registry",
     "mlflow.tracking.request_header.registry",
@@ -74,9 +74,17 @@ class Zygote:
         if has_changed():
             self._is_stale = True
             return
-        reading, writing = os.pipe()
-        waiting, going = os.pipe()
-        pid = os.fork()
+        ends: list[int] = []
+        try:
+            ends += (*os.pipe(), *os.pipe())
+            pid = os.fork()
+        except OSError as error:  # others may end meanwhile; those that work go on
+            for end in ends:
+                os.close(end)
+            death = Death(f"the machine forks no further process: {error}", "memory")
+            self._pipe.send(("ended", request.number, 1, death))
+            return
+        reading, writing, waiting, going = ends
         if pid == 0:
             os.close(reading)
             os.close(going)
@@ -107,7 +115,8 @@ class Zygote:
 
             def tell(death: Death | None) -> None:
                 told = death and {"words": death.words[-LONGEST_WORDS:], "cause": death.cause}
-                os.write(words, f"{json.dumps(told)}\n".encode())
+                text = json.dumps(told, ensure_ascii=False)
+                os.write(words, f"{text}\n".encode(errors="replace"))
 
             tell(death := drive(request.order, tell))
             status = 0 if death is None or death.cause == "superseded" else 1

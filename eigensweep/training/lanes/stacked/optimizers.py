@@ -248,7 +248,7 @@ class LaneOptimizers:
         for name, rate in optimizers.first_rates.items():
             self.first_rates[name][lane] = rate
         for decay, group in zip(self._decays, optimizers.groups, strict=True):
-            decay[lane] = 0.0 if group.rule else group.weight_decay
+            decay[lane] = group.weight_decay
         self._settings["alpha"][lane] = config.alpha
         self._settings["beta1"][lane], self._settings["beta2"][lane] = config.betas
         self._settings["momentum"][lane] = config.momentum
@@ -354,8 +354,7 @@ class _LaneRule:
             for p in part.params
         ]
         self._rate = torch.zeros(lanes, dtype=dtype, device=device)
-        settings = {"lr": self._rate, "weight_decay": 0.0}
-        self._optimizer: Optimizer = group.rule([{"params": self._params, **settings}])
+        self._optimizer: Optimizer = group.rule([{"params": self._params, "lr": self._rate}])
         with torch.no_grad():
             for param, own in zip(self._params, part.params, strict=True):
                 param.copy_(own)
