@@ -215,15 +215,15 @@ class TrialLedger(Protocol):
         config: ConfigJson,
         config_hash: str,
         sampler_state: dict[str, object] = NOTHING,
+        error: str | None = None,
     ) -> None:
         """Record a new trial as `waiting`. Opening one that is there already changes nothing.
 
         `sampler_state` is what the sampler that drew it noted with it. It is forgotten when the
         experiment is taken up again after it was over: its space and budget may be others then.
+        `error` says why no config accepts the point, whose config and hash are empty then: its
+        outcome is `invalid`, and it is never scheduled.
         """
-
-    def open_invalid(self, number: int, arm: str, params: Params, error: str) -> None:
-        """Record a point that no config accepts: outcome `invalid`, never scheduled."""
 
     def begin(self, number: int, place: Place | None = None) -> int:
         """Mark the trial `running` and return its next attempt number, from 1.

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute
 
 from eigensweep.common import traces
-from eigensweep.service.api.answers.disk_use import DiskUse
+from eigensweep.service.api.answers.disk_use import measure_now_and_then
 from eigensweep.service.api.answers.errors import Responses, answer_errors, describe_errors
 from eigensweep.service.api.answers.schemas import Views
 from eigensweep.service.api.answers.shared_answers import SingleFlight
@@ -136,7 +136,7 @@ def create_app(
         identity=Identity(settings, people, keeper),
         audit=Audit(record.url, settings.audit_entries),
         mlflow=mlflow,
-        disk_use=DiskUse(settings),
+        disk_use=measure_now_and_then(settings),
         store=StoreProbe(settings.storage_folder),
     )
     app.state.readiness = SingleFlight(partial(health.look, app.state.service))

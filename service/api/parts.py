@@ -10,8 +10,9 @@ from fastapi import Depends, Request
 
 from eigensweep.protocol.shares import Capacity
 from eigensweep.search_spaces.sections import ResourcesConfig
-from eigensweep.service.api.answers.disk_use import DiskUse
+from eigensweep.service.api.answers.disk_use import UsedBytes
 from eigensweep.service.api.answers.schemas import Views
+from eigensweep.service.api.answers.shared_answers import TimedCache
 from eigensweep.service.api.answers.tailer import Tailer
 from eigensweep.service.api.callers.identity import Identity
 from eigensweep.service.record.jobs import Jobs
@@ -62,7 +63,7 @@ class Service:
     audit: Audit
     mlflow: Mlflow | None
     """None: it has no MLflow."""
-    disk_use: DiskUse
+    disk_use: TimedCache[UsedBytes]
     store: StoreProbe
 
     def look_at(self, name: str, look: Callable[[], T]) -> T:

@@ -10,7 +10,7 @@ from eigensweep.search_spaces.errors import SpecError, raise_errors
 from eigensweep.search_spaces.space import Point, Space
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record.errors import ExperimentNotFoundError
-from eigensweep.service.record.ledger import load_earlier
+from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 
 
@@ -44,7 +44,8 @@ def _count(record: Record, spec: ExperimentSpec, space: Space, place: str, id: s
             got=id,
         )
     reasons: Counter[str] = Counter()
-    for _, entry in load_earlier(record, [id]):
+    ledger = RecordLedger(record.url, id, generation=0, patience=0.0)
+    for _, entry in ledger.load_earlier([id]):
         found = find_point(
             spec,
             space,

@@ -108,21 +108,15 @@ def ok(what: str, detail: str) -> Finding:
     return Finding("ok", what, detail)
 
 
-def examine(
-    url: str | None = None,
-    environment: dict[str, str] | None = None,
-    *,
-    token: str | None = None,
-) -> list[Finding]:
+def examine(url: str | None = None, *, token: str | None = None) -> list[Finding]:
     """Return what was found, place by place.
 
     `url` is the address of the service; None: it has none, since it does not run. `token` is what
     it is asked with, by default that of the settings.
     """
-    names = os.environ if environment is None else environment
     found = [
         Finding("warning", "variables", describe_unknown(name, nearest), "correct or remove it")
-        for name, nearest in find_unknown(names).items()
+        for name, nearest in find_unknown(os.environ).items()
     ] or [ok("variables", "every EIGENSWEEP_* variable that is set is read by something")]
     found += list(check_installation())
     try:

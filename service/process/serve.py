@@ -414,19 +414,17 @@ def _make_runner(
     from eigensweep.service.queue.deletions import DeletionHandler
     from eigensweep.service.queue.jobs import Handler, JobRunner
     from eigensweep.service.queue.reproductions import ReproductionHandler
-    from eigensweep.service.queue.retention import PruningHandler, RetentionRule
+    from eigensweep.service.queue.retention import PruningHandler
     from eigensweep.service.queue.webhooks import WebhookHandler
 
-    record, probe, files = service.record, service.store, threading.Lock()
-    schedule = RetentionRule(settings.keep, settings.retention_days, settings.retention_hours)
+    record, probe = service.record, service.store
+    keep, days, hours = settings.keep, settings.retention_days, settings.retention_hours
     logs_of_removals = settings.home / "deletions"
     handlers: list[Handler] = [
         AnalysisHandler(probe, service.analyses, str(settings.corpora), mlflow=mlflow),
         ReproductionHandler(probe, service.reproductions, record, service.analyses, mlflow=mlflow),
-        DeletionHandler(
-            record, dispatcher.find_driver, logs_of_removals, probe, files, mlflow=mlflow
-        ),
-        PruningHandler(record, probe, schedule, files),
+        DeletionHandler(record, dispatcher.find_driver, logs_of_removals, probe, mlflow=mlflow),
+        PruningHandler(record, probe, keep, days, hours),
     ]
     if settings.webhook_hosts and settings.webhook_secret is not None:
         secret = settings.webhook_secret.get_secret_value()

@@ -66,7 +66,7 @@ class ClusterProcess:
     settings: dict[str, object]
     """Arguments of `RayCluster.start`, and `log_level` and `log_format`."""
     mark: str
-    """The mark of this service's processes; empty: they are not marked."""
+    """The mark of this service's processes."""
     drivers: Drivers = field(default_factory=Drivers)
     starts: int = 0
     """How often Ray was started or joined."""
@@ -259,7 +259,7 @@ class ClusterProcess:
             # As Ray would choose for a cluster that it starts; drivers need them, too.
             environment.setdefault("RAY_AUTH_MODE", "token")
             environment.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        mark = guard.environment(self._own_mark()) if self.mark else {}
+        mark = guard.environment(self._own_mark())
         if self._is_own:
             self.drivers.start(environment | mark)
         elif self._spawned == 1:  # what outlives the service has no mark of it
@@ -325,8 +325,7 @@ class ClusterProcess:
         self._process.wait()
         if self._is_own:
             self.drivers.stop(kill=True)
-        if self.mark:
-            mine = self._own_mark()
-            guard.kill(lambda found: found == mine)
+        mine = self._own_mark()
+        guard.kill(lambda found: found == mine)
         if self._pipe is not None:
             self._pipe.close()

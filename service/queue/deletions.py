@@ -8,16 +8,15 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 from eigensweep.service.queue.cluster_process import LauncherAwayError
 from eigensweep.service.queue.jobs import Handler, NotDoneError
-from eigensweep.service.queue.retention import require_commits
+from eigensweep.service.queue.retention import FILES, require_commits
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.sql.tables import JobKind, JobRow
 from eigensweep.service.store_probe import StoreProbe
@@ -41,14 +40,12 @@ class DeletionHandler(Handler):
     """Where each removal keeps its log."""
     probe: StoreProbe
     """The store; it says where it does not answer."""
-    files: threading.Lock = field(default_factory=threading.Lock)
-    """Held while files of an experiment are removed, here and by the pruning of checkpoints."""
 
     def work(self, job: JobRow) -> None:
         id = job.key
         self._require_no_driver(id)
         self.probe.ask(partial(require_commits, self.record))
-        with self.files:
+        with FILES:
             problem = self._remove_files(id)
         if problem is not None:
             raise NotDoneError(problem)

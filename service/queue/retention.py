@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from eigensweep.protocol.states import ENDED
 from eigensweep.service.queue.jobs import Handler, NotDoneError, StoppedError
@@ -29,6 +29,9 @@ from eigensweep.store.upkeep.thinning import Keep, thin_out
 
 logger = logging.getLogger(__name__)
 
+FILES: Final = threading.Lock()
+"""Held while files of an experiment are removed, here and by deletions."""
+
 
 def require_commits(record: Record, store: Store) -> None:
     """Put a removal off while the store holds nothing at all, although trials have trained.
@@ -44,18 +47,6 @@ def require_commits(record: Record, store: Store) -> None:
         raise NotDoneError(words)
 
 
-@dataclass(frozen=True)
-class RetentionRule:
-    """The rule by which the service removes checkpoints by itself."""
-
-    keep: Keep | None
-    """None: the service removes nothing by itself."""
-    after_days: float
-    """Days after the end of an experiment."""
-    every_hours: float
-    """Hours between two looks."""
-
-
 @dataclass
 class PruningHandler(Handler):
     """Prunes checkpoints that were requested, and those that the rule names."""
@@ -66,23 +57,25 @@ class PruningHandler(Handler):
     record: Record
     probe: StoreProbe
     """The store; it says where it does not answer."""
-    schedule: RetentionRule
-    files: threading.Lock
-    """Held while files of an experiment are removed, here and by deletions."""
+    keep: Keep | None = None
+    """What the service keeps by itself; None: it removes nothing by itself."""
+    after_days: float = 30.0
+    """Days after the end of an experiment."""
+    every_hours: float = 1.0
+    """Hours between two looks."""
     clock: Callable[[], float] = time.time
     _due_at: float = 0.0
 
     def look(self) -> None:
         """Apply the rule and remove unused corpora, every `every_hours`."""
-        now, keep = self.clock(), self.schedule.keep
-        pause = self.schedule.every_hours * 3600
+        now, pause = self.clock(), self.every_hours * 3600
         is_early = self._due_at - pause <= now < self._due_at  # the clock may have been set back
         if is_early or self.probe.find_problem() is not None:
             return
-        if keep is not None:
-            for id in self.record.list_prunable(keep, now - self.schedule.after_days * DAY):
+        if self.keep is not None:
+            for id in self.record.list_prunable(self.keep, now - self.after_days * DAY):
                 with suppress(ConflictError, NotFoundError):  # it was taken up, or deleted
-                    self.record.prune(id, keep)
+                    self.record.prune(id, self.keep)
         self._remove_corpora()
         self._due_at = now + pause
 
@@ -94,7 +87,7 @@ class PruningHandler(Handler):
 
     def _prune(self, id: str, keep: Keep) -> None:
         self.probe.ask(partial(require_commits, self.record))
-        with self.files:  # so that it is not deleted meanwhile
+        with FILES:  # so that it is not deleted meanwhile
             # Listed before the look at the state: if it is over, these are drivers of the past.
             users, freed = corpora.list_users(self.probe.store, id), 0
             if (row := self.record.row(id)).state not in ENDED:

@@ -135,13 +135,11 @@ class FileLedger:
         config: ConfigJson,
         config_hash: str,
         sampler_state: dict[str, Any] = NOTHING,
+        error: str | None = None,
     ) -> None:
         point = {"arm": arm, "params": params, "config": config, "config_hash": config_hash}
-        self._add(number, **point, state="waiting", sampler_state=sampler_state)
-
-    def open_invalid(self, number: int, arm: str, params: Params, error: str) -> None:
-        point = {"arm": arm, "params": params, "config": {}, "config_hash": ""}
-        self._add(number, **point, state="invalid", error=error)
+        state = "waiting" if error is None else "invalid"
+        self._add(number, **point, state=state, sampler_state=sampler_state, error=error)
 
     def begin(self, number: int, place: Place | None = None) -> int:
         with self._change() as content:

@@ -52,7 +52,8 @@ def play(client: TestClient, record: Any, storage: Path, spec: dict[str, Any] = 
     ledger.finish(4, ledger.begin(4), "failed", None, error)
     open_trial(ledger, 5, "lstm", 1e-1)
     ledger.finish(5, ledger.begin(5), "diverged", summarise([seed_result(0, 9.0, "diverged")]))
-    ledger.open_invalid(6, "scornn", {"optimizer.lr": 1e-1}, "negative_ones is over hidden_size")
+    words = "negative_ones is over hidden_size"
+    ledger.open(6, "scornn", {"optimizer.lr": 1e-1}, {}, "", error=words)
     open_trial(ledger, 7, "lstm", 1e-3)
     attempt = ledger.begin(7)
     ledger.report(7, attempt, 50, {"valid/cross_entropy": 0.15, "objective": 0.15}, PLACE)

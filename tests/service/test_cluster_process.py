@@ -80,7 +80,7 @@ def make(away: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Cluste
     monkeypatch.setattr(cluster_process, "PROGRAM", "played_ray")
     monkeypatch.setenv("PYTHONPATH", str(HELPERS))
     drivers: Any = PlayedDrivers()
-    return ClusterProcess({"away": str(away), **settings}, mark="", drivers=drivers)
+    return ClusterProcess({"away": str(away), **settings}, mark="a test", drivers=drivers)
 
 
 def die(cluster: ClusterProcess, death: Death) -> None:

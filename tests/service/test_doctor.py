@@ -115,7 +115,7 @@ class TestCommand:
 
         checks = {"first": broken, "second": checkup.check_clock}
         monkeypatch.setattr(checkup, "CHECKS", checks)
-        found = examine(environment={})
+        found = examine()
 
         assert "out of order" in only(found, "first").detail
         assert only(found, "first").state == "problem"

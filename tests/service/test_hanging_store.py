@@ -22,7 +22,7 @@ from eigensweep.service.process.serve import THREADS
 from eigensweep.service.queue import jobs
 from eigensweep.service.queue.deletions import DeletionHandler
 from eigensweep.service.queue.jobs import JobRunner, NotDoneError, ReadingHandler
-from eigensweep.service.queue.retention import PruningHandler, RetentionRule
+from eigensweep.service.queue.retention import PruningHandler
 from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.store_probe import StoreProbe
 from eigensweep.store.checkpoints import Store
@@ -83,8 +83,7 @@ def test_a_prune_says_that_the_store_hangs(client, record, settings, folder):
     ledger = play(client, record, Path(settings.storage_folder))
     ledger.end("completed")
     ledger.set_tracked()
-    schedule, probe = RetentionRule(None, 30, 1), StoreProbe(settings.storage_folder)
-    handler = PruningHandler(record, probe, schedule, threading.Lock())
+    handler = PruningHandler(record, StoreProbe(settings.storage_folder))
     record.prune(ledger.experiment_id, "none")
     folder.hangs()
     JobRunner(Jobs(record.url), [handler]).tick(handler)

@@ -76,7 +76,7 @@ def experiment(direct: Direct, record: Record, settings: Settings) -> Experiment
             store.commit(key, 1, 90, {}, curve)
         seeds = [seed_result(seed, value * (1 + seed / 10), "completed") for seed in range(3)]
         ledger.finish(number, attempt, "completed", summarise(seeds))
-    ledger.open_invalid(3, "lstm", {"optimizer.lr": 3.3e-5}, "a rule between fields")
+    ledger.open(3, "lstm", {"optimizer.lr": 3.3e-5}, {}, "", error="a rule between fields")
     ledger.end("completed")
     return posted.refresh()
 

@@ -42,7 +42,6 @@ PLACE = Place(node="here", pid=7, device="cpu")
 
 WRITES: dict[str, tuple[Any, ...]] = {
     "open": (1, "scornn", {}, CONFIG, "abd"),
-    "open_invalid": (1, "scornn", {}, "no"),
     "begin": (0,),
     "interrupt": (0, 1, "lost"),
     "report": (0, 1, 10, {"loss": 0.5}, PLACE),
@@ -172,7 +171,7 @@ class TestEveryLedger:
             ledger.begin(0)
 
     def test_an_invalid_point_is_never_scheduled(self, ledger):
-        ledger.open_invalid(0, "scornn", {"model.negative_ones": 99}, "at most 6")
+        ledger.open(0, "scornn", {"model.negative_ones": 99}, {}, "", error="at most 6")
         (entry,) = ledger.load()
         assert (entry.state, entry.error, entry.attempt) == ("invalid", "at most 6", 0)
 

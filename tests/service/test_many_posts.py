@@ -41,7 +41,7 @@ def posts_at_once(record: Record, number: int) -> Iterator[Callable[..., Future[
         try:
             assert under_way.wait(PATIENCE)
             yield lambda *given, **named: pool.submit(record.add, *given, **named)
-            wait_until(lambda: len(record.posts) == number)
+            wait_until(lambda: len(record.posts._waiting) == number)
         finally:
             go_on.set()
         held.result()
@@ -118,7 +118,7 @@ class TestPostsThatWait:
 
         with posts_at_once(record, 3) as post:
             answers = [post(posted) for _ in range(3)]
-            wait_until(lambda: len(record.posts) == 3)
+            wait_until(lambda: len(record.posts._waiting) == 3)
             monkeypatch.setattr(database, "write", fail)
         assert {type(answer.exception()) for answer in answers} == {OperationalError}
         monkeypatch.undo()

@@ -212,7 +212,7 @@ class TestQueue:
         ledger = post_and_claim(record, spec())
         id = ledger.experiment_id
         assert [record.count_death(id) for _ in range(2)] == [1, 2]
-        ledger.open_invalid(0, "scornn", {}, "no")
+        ledger.open(0, "scornn", {}, {}, "", error="no")
         assert [record.count_death(id) for _ in range(2)] == [1, 2]
 
     def test_the_end_of_a_trial_that_was_opened_again_is_progress(self, record, spec):

@@ -27,7 +27,7 @@ from eigensweep.service.api.answers import shared_answers
 from eigensweep.service.api.answers.writers import BusyError
 from eigensweep.service.api.routes import storage as storage_routes
 from eigensweep.service.queue.jobs import JobRunner
-from eigensweep.service.queue.retention import PruningHandler, RetentionRule
+from eigensweep.service.queue.retention import PruningHandler
 from eigensweep.service.record.changes.retention import DAY
 from eigensweep.service.record.errors import ConflictError, WrongStateError
 from eigensweep.service.record.jobs import Jobs
@@ -43,7 +43,6 @@ from eigensweep.training.attempt import Attempt
 from eigensweep.workers.driver.deletion import remove
 
 STEPS = 8
-BY_HAND = RetentionRule(None, 30, 1)
 
 
 def train(record: Record, storage: Path, content: dict[str, Any], owner: str = "anna") -> str:
@@ -118,9 +117,8 @@ def find_rule(record: Record, id: str) -> str | None:
 def make(record: Record, storage: Path) -> Callable[..., Pruner]:
     """Return what a service that is started now has."""
 
-    def make(schedule: RetentionRule = BY_HAND, **more: Any) -> Pruner:
-        probe = StoreProbe(str(storage))
-        handler = PruningHandler(record, probe, schedule, threading.Lock(), **more)
+    def make(**rule: Any) -> Pruner:
+        handler = PruningHandler(record, StoreProbe(str(storage)), **rule)
         return Pruner(JobRunner(Jobs(record.url), [handler]))
 
     return make
@@ -378,7 +376,7 @@ class TestSchedule:
     def test_it_prunes_once_and_again_what_was_taken_up(self, record, storage, id, make):
         ended = record.row(id).finished_at
         now = [ended + 9 * DAY]
-        pruner = make(RetentionRule("best", 10, 24), clock=lambda: now[0])
+        pruner = make(keep="best", after_days=10, every_hours=24, clock=lambda: now[0])
         pruner.tick()
         assert record.row(id).kept is None
         now[0] = ended + 10 * DAY
@@ -389,8 +387,8 @@ class TestSchedule:
 
     def test_a_clock_that_was_set_back_is_not_waited_for(self, record, storage, monkeypatch):
         now, looks = [400 * DAY], []
-        rule, probe = RetentionRule(None, 0, 24), StoreProbe(str(storage))
-        handler = PruningHandler(record, probe, rule, threading.Lock(), lambda: now[0])
+        probe = StoreProbe(str(storage))
+        handler = PruningHandler(record, probe, every_hours=24, clock=lambda: now[0])
         monkeypatch.setattr(handler, "_remove_corpora", lambda: looks.append(now[0]))
         for day in (400, 400.5, 35, 35.5, 36):
             now[0] = day * DAY
@@ -408,7 +406,7 @@ class TestSchedule:
 
     def test_by_default_nothing_goes(self, record, storage, id, make, settings):
         assert settings.keep is None
-        make(RetentionRule(settings.keep, 0, 1)).tick()
+        make(keep=settings.keep, after_days=0).tick()
         assert record.row(id).kept is None
         assert len(files(storage, id, 0)) == 3
 

@@ -40,7 +40,7 @@ def cluster(
     monkeypatch.setenv("PYTHONPATH", str(HELPERS))
     drivers: Any = PlayedDrivers()
     made = ClusterProcess(
-        {"away": str(tmp_path / "away"), "still": str(still)}, mark="", drivers=drivers
+        {"away": str(tmp_path / "away"), "still": str(still)}, mark="a test", drivers=drivers
     )
     made.start()
     yield made

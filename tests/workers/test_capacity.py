@@ -23,7 +23,8 @@ def nodes(monkeypatch):
 
 
 def look(lanes=None, **resources):
-    return capacity.look_for_room(ResourcesConfig(lanes=lanes, **resources), 1, may_change=False)
+    needs, nodes = ResourcesConfig(lanes=lanes, **resources), capacity.list_living_nodes()
+    return capacity.look_for_room(needs, 1, may_change=False, nodes=nodes)
 
 
 def test_a_node_is_not_filled_beyond_its_memory():

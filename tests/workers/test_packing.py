@@ -14,9 +14,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from sweeps import spec
 from waiting import PATIENCE
 
-from eigensweep.protocol.shares import share_of
+from eigensweep.protocol.shares import Capacity, share_of
 from eigensweep.search_spaces.sections import ResourcesConfig
-from eigensweep.workers.driver.nodes.capacity import look_for_room
+from eigensweep.workers.driver.nodes.capacity import list_living_nodes, look_for_room
 
 pytestmark = pytest.mark.slow
 
@@ -38,10 +38,14 @@ class Trial:
         return [str(gpu) for gpu in ray.get_gpu_ids()]
 
 
+def look(resources: ResourcesConfig) -> Capacity:
+    return look_for_room(resources, 1, may_change=False, nodes=list_living_nodes())
+
+
 @pytest.mark.parametrize(("lanes", "most"), [(3, None), (8, None), (8, 4)])
 def test_each_gpu_gets_as_many_trials_as_its_engine_takes(cluster, lanes, most):
     resources = ResourcesConfig(cpus=1, gpus=1, lanes=lanes)
-    share, room = share_of(resources, 1, lanes, most), look_for_room(resources, 1)
+    share, room = share_of(resources, 1, lanes, most), look(resources)
     assert most is not None or room.trials == GPUS * share.trials
     groups = [placement_group([share.resources]) for _ in range(GPUS * share.trials)]
     actors = [
@@ -71,7 +75,7 @@ def test_memory_that_is_reserved_bounds_what_runs_at_once(cluster):
     (node,) = cluster.list_nodes()
     resources = ResourcesConfig(cpus=0.01, memory=node.total.memory // 2 - 1)
     share = share_of(resources, 1, None)
-    assert look_for_room(resources, 1).trials == 2
+    assert look(resources).trials == 2
     groups = {group.ready(): group for group in (placement_group([share.resources]) for _ in "123")}
     ready, waiting = ray.wait(list(groups), num_returns=2, timeout=PATIENCE)
     assert (len(ready), len(waiting)) == (2, 1)
@@ -83,7 +87,7 @@ def test_memory_that_is_reserved_bounds_what_runs_at_once(cluster):
 
 
 def test_there_is_no_room_where_no_node_has_so_much(cluster):
-    room = look_for_room(ResourcesConfig(cpus=5, gpus=1), 1)
+    room = look(ResourcesConfig(cpus=5, gpus=1))
     assert room.trials == 0
     assert (
         "a trial needs 5 CPU, 1 GPU, and no node has that; there are 4 CPU, 2 GPU" in room.problem

@@ -206,7 +206,8 @@ class ExperimentDriver:
     def is_full(self) -> bool:
         """Return whether no trial may begin until one ends, here or in another experiment."""
         limit = self._concurrency()
-        self._is_crowded_out = not (limit or self.sweep.running) and self.sweep.prepare_next()
+        is_idle = not (limit or self.sweep.running)
+        self._is_crowded_out = is_idle and self.sweep.prepare_next() is not None
         return self._is_crowded_out or 0 < self.sweep.running >= limit
 
     def should_leave(self, node: str) -> bool:
@@ -255,7 +256,8 @@ class ExperimentDriver:
         # Trials may be open and none ready: copies of a population wait for the store.
         self.sweep.prepare_next()
         if not self.sweep.is_over and not capacity.count_slots(self.share):
-            self.sweep.cancel(f"resources: {capacity.explain_no_slot(self.share)}", "failed")
+            why = capacity.explain_no_slot(self.share, capacity.list_living_nodes())
+            self.sweep.cancel(f"resources: {why}", "failed")
         elif not self.sweep.is_over:
             self._choose_lanes()
             try:

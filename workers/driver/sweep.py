@@ -36,7 +36,7 @@ from eigensweep.workers.driver.nodes.cordons import LONGEST_LEAVE, Cordons
 from eigensweep.workers.driver.nodes.losses import LONGEST_REST, Losses
 from eigensweep.workers.driver.search.configurations import Configurations, Found
 from eigensweep.workers.driver.search.donors import Donors
-from eigensweep.workers.driver.search.leaders import complete_result, give_seeds, has_begun
+from eigensweep.workers.driver.search.leaders import complete_result, give_seeds
 from eigensweep.workers.driver.search.population import PopulationRound
 from eigensweep.workers.driver.search.study import Study
 
@@ -146,7 +146,7 @@ class Sweep:
             entry = replace(entry, state="waiting")
         self._configurations.take_up(entry)
         if entry.state != "invalid":
-            self._has_raced |= has_begun([entry], self.spec.replicates)
+            self._has_raced |= entry.config.get("replicates", 1) > self.spec.replicates
             config = TrialConfig.from_dict(entry.config)
             code = find_code(config.task.name, config.model.name)
             if entry.state in OPEN_TRIALS and entry.attempt and config.code != code:
@@ -217,17 +217,9 @@ class Sweep:
         left = self.left
         return None if left is None else (left - resting or len(self._arrived))
 
-    def prepare_next(self) -> bool:
-        """Queue a trial to be started, if there is any; return whether one waits.
-
-        This draws points, opens their trials, and takes over results that exist already, here or in
-        another experiment.
-        """
-        return self._prepare_next() is not None
-
     def next_job(self) -> Job | None:
         """Return the next trial to be started, None if there is none at the moment."""
-        prepared = self._prepare_next()
+        prepared = self.prepare_next()
         if prepared is None:
             return None
         entry, is_known = prepared
@@ -251,8 +243,12 @@ class Sweep:
         lost = self._losses.list_device_nodes(order.number)
         return not {*order.avoid} <= {*self.cordons.list_avoided(lost)}
 
-    def _prepare_next(self) -> tuple[TrialEntry, bool] | None:
-        """Return the first trial of the queue, and whether its configuration has a result."""
+    def prepare_next(self) -> tuple[TrialEntry, bool] | None:
+        """Return the trial to be started next, and whether its configuration has a result.
+
+        This draws points, opens their trials, and takes over results that exist already, here or in
+        another experiment. None: no trial is to be started at the moment.
+        """
         while not (self._stopped or self._is_held or self.has_given_up):
             self._wake()
             if self.cordons.leave_nothing:
@@ -627,7 +623,7 @@ class Sweep:
         number, point = len(self.entries), found.point
         params = dict(point.params)
         if found.config is None:
-            self.ledger.open_invalid(number, point.arm, params, found.error)
+            self.ledger.open(number, point.arm, params, {}, "", error=found.error)
             self._put(TrialEntry(number, point.arm, params, {}, "", "invalid", error=found.error))
             self._tell_total()
             return False

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from eigensweep.service.api.answers.shared_answers import TimedCache
@@ -26,33 +25,32 @@ class UsedBytes:
     experiments: dict[str, StoreUse]
 
 
-class DiskUse(TimedCache[UsedBytes]):
-    """The bytes of each part of the home folder, and of each experiment."""
+def measure_now_and_then(settings: Settings) -> TimedCache[UsedBytes]:
+    """Return what measures all that the service keeps, at most so often."""
+    return TimedCache(partial(measure_all, settings), seconds=FRESH_SECONDS, share=SHARE)
 
-    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(self._measure, seconds=FRESH_SECONDS, share=SHARE, clock=clock)
-        self.settings = settings
 
-    def _measure(self) -> UsedBytes:
-        home, storage = self.settings.home, self.settings.storage_folder
-        stored = measure_store(storage)
-        experiments = {id: use for id, use in stored.items() if not id.startswith(".")}
-        record = [*home.glob("eigensweep.db*")]
-        logs = [home / "mlflow" / "server.log"]
-        places = {
-            "record": (home / "eigensweep.db", record),
-            "mlflow": (home / "mlflow", [home / "mlflow"]),
-            "logs": (logs[0], logs),
-            "analyses": (home / "analyses", [home / "analyses"]),
-            "reproductions": (home / "reproductions", [home / "reproductions"]),
-            "ray": (home / "ray", [home / "ray"]),
-            "corpora": (self.settings.corpora, [self.settings.corpora]),
-        }
-        sizes = {name: sum(map(measure, paths)) for name, (_, paths) in places.items()}
-        sizes["mlflow"] -= sizes["logs"]
-        parts = {name: (str(path), sizes[name]) for name, (path, _) in places.items()}
-        for name in ("checkpoints", "weights", "curves"):
-            parts[name] = (storage, sum(getattr(each, name) for each in experiments.values()))
-        if (packed := stored.get(corpora.FOLDER)) is not None:
-            parts["packed corpora"] = (f"{storage}/{corpora.FOLDER}", packed.total)
-        return UsedBytes(parts, experiments)
+def measure_all(settings: Settings) -> UsedBytes:
+    """Return the bytes of each part of the home folder, and of each experiment."""
+    home, storage = settings.home, settings.storage_folder
+    stored = measure_store(storage)
+    experiments = {id: use for id, use in stored.items() if not id.startswith(".")}
+    record = [*home.glob("eigensweep.db*")]
+    logs = [home / "mlflow" / "server.log"]
+    places = {
+        "record": (home / "eigensweep.db", record),
+        "mlflow": (home / "mlflow", [home / "mlflow"]),
+        "logs": (logs[0], logs),
+        "analyses": (home / "analyses", [home / "analyses"]),
+        "reproductions": (home / "reproductions", [home / "reproductions"]),
+        "ray": (home / "ray", [home / "ray"]),
+        "corpora": (settings.corpora, [settings.corpora]),
+    }
+    sizes = {name: sum(map(measure, paths)) for name, (_, paths) in places.items()}
+    sizes["mlflow"] -= sizes["logs"]
+    parts = {name: (str(path), sizes[name]) for name, (path, _) in places.items()}
+    for name in ("checkpoints", "weights", "curves"):
+        parts[name] = (storage, sum(getattr(each, name) for each in experiments.values()))
+    if (packed := stored.get(corpora.FOLDER)) is not None:
+        parts["packed corpora"] = (f"{storage}/{corpora.FOLDER}", packed.total)
+    return UsedBytes(parts, experiments)

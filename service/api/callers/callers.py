@@ -118,7 +118,7 @@ def enter_deed(request: Request, audit: Audit, rows: RowSession, detail: str) ->
 
     `Access` writes the entries of all other requests, each in a transaction of its own.
     """
-    _enter(request, audit, detail, rows)
+    enter(request, audit, detail, rows)
     request.state.is_entered = True
 
 
@@ -138,24 +138,26 @@ def enter_bulk(
     for why, ids in refused.items():
         detail = f"{action} {', '.join(ids)}: {why}"
         try:
-            _enter(request, audit, detail, refused=True)
+            enter(request, audit, detail, refused=True)
         except SQLAlchemyError as error:
             logger.error("audit entry lost detail=%s error=%s", detail, error)
 
 
-def _enter(
+def enter(
     request: Request,
     audit: Audit,
     detail: str,
     within: RowSession | None = None,
     refused: bool = False,
+    address: str | None = None,
 ) -> None:
-    caller: Caller = request.state.caller
+    """Write an entry of the audit log for a request; `address` is that of an unknown caller."""
+    caller: Caller | None = request.state.caller
     audit.add(
         f"{request.method} {request.url.path}",
-        user=caller.user,
-        token=caller.token,
-        address=caller.address,
+        user=caller.user if caller else None,
+        token=caller.token if caller else None,
+        address=caller.address if caller else address,
         refused=refused,
         detail=detail,
         within=within,

@@ -52,12 +52,8 @@ class Identity:
         secret = settings.proxy_secret
         self._proxy_secret = secret.get_secret_value() if secret else None
         needs_nothing = self._token is None and self._proxy_secret is None
-        self._may_be_open = needs_nothing and is_loopback(settings.host)
-
-    @property
-    def may_be_open(self) -> bool:
+        self.may_be_open = needs_nothing and is_loopback(settings.host)
         """Whether everybody on this machine may all, unless a token was made since it was asked."""
-        return self._may_be_open
 
     def is_open(self) -> bool:
         """Return whether everybody on this machine may all, because no token was ever made.
@@ -65,9 +61,9 @@ class Identity:
         Raises:
             SQLAlchemyError: if the database does not answer.
         """
-        if self._may_be_open and self._accounts.has_tokens():
-            self._may_be_open = False
-        return self._may_be_open
+        if self.may_be_open and self._accounts.has_tokens():
+            self.may_be_open = False
+        return self.may_be_open
 
     def knows(self, request: HTTPConnection) -> bool:
         """Return whether who sent a request is known, also a while after it was sent.

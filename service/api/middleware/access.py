@@ -25,7 +25,7 @@ from eigensweep.service.api.answers import writers
 from eigensweep.service.api.answers.errors import answer_error, problem
 from eigensweep.service.api.answers.shared_answers import SingleFlight
 from eigensweep.service.api.answers.writers import BusyError
-from eigensweep.service.api.callers.callers import READING, Caller
+from eigensweep.service.api.callers.callers import READING, Caller, enter
 from eigensweep.service.api.callers.identity import Identity, UnknownCallerError
 from eigensweep.service.api.callers.sessions import Sessions
 from eigensweep.service.api.middleware import sign_in
@@ -231,18 +231,11 @@ class Access:
         elif not is_deed or (needed == "read" and not told) or is_entered:
             return
         place = Headers(raw=answer["headers"]).get("location", "")
+        write = partial(
+            enter, request, self._audit, told or place, refused=refused, address=address
+        )
         try:
-            await writers.WRITERS.run(
-                partial(
-                    self._audit.add,
-                    f"{request.method} {request.url.path}",
-                    user=caller.user if caller else None,
-                    token=caller.token if caller else None,
-                    address=address,
-                    refused=refused,
-                    detail=told or place,
-                )
-            )
+            await writers.WRITERS.run(write)
         except (SQLAlchemyError, BusyError) as error:
             logger.error("an entry of the audit log is lost error=%s", type(error).__name__)
 

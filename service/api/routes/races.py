@@ -99,7 +99,7 @@ def get_race(service: TheService, id: ExperimentId) -> RaceNow:
     if spec.racing is None:
         words = "every trial has the same number of seeds, as the spec has no 'racing'"
         return RaceNow(state="none", words=words, seeds=[], rounds=[], racers=[])
-    trials = list_racers(service.record, id)
+    seeds, trials = spec.racing.list_rounds(spec.replicates), list_racers(service.record, id)
     race = find_race(spec, trials)
     assert race is not None
     has_begun = any(trial.replicates > spec.replicates for trial in trials)
@@ -110,13 +110,13 @@ def get_race(service: TheService, id: ExperimentId) -> RaceNow:
         state = "waiting"
     if state == "waiting":
         words = "the race begins when the search is over"
-        return RaceNow(state=state, words=words, seeds=_seeds(spec), rounds=[], racers=[])
+        return RaceNow(state=state, words=words, seeds=seeds, rounds=[], racers=[])
     stopped = "the experiment ended before the race was over; " if state == "stopped" else ""
     racers = _make_racers(spec, race, {trial.number: trial for trial in trials}, row.metric)
     return RaceNow(
         state=state,
         words=stopped + race.words,
-        seeds=_seeds(spec),
+        seeds=seeds,
         rounds=list(race.rounds),
         racers=racers,
         wanted_e_value=1 / race.error,
@@ -127,10 +127,6 @@ def get_race(service: TheService, id: ExperimentId) -> RaceNow:
             needed=_guess_hours(spec, race, racers, trials),
         ),
     )
-
-
-def _seeds(spec: ExperimentSpec) -> list[int]:
-    return [] if spec.racing is None else spec.racing.list_rounds(spec.replicates)
 
 
 def _make_racers(

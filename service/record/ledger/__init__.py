@@ -6,7 +6,6 @@ from eigensweep.service.record.ledger.course import CLOSED as CLOSED
 from eigensweep.service.record.ledger.course import CourseWrites
 from eigensweep.service.record.ledger.delivery import DeliveryWrites
 from eigensweep.service.record.ledger.reading import TrialReads
-from eigensweep.service.record.ledger.reading import load_earlier as load_earlier
 from eigensweep.service.record.ledger.trials import TrialWrites
 
 

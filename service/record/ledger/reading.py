@@ -127,32 +127,24 @@ class TrialReads(LedgerPart):
             result = cut_seeds(result, replicates)
         return Finished(source, result)
 
-    def load_earlier(self, experiments: Sequence[str]) -> list[tuple[Source, TrialEntry]]:
-        return load_earlier(self, experiments)
+    @database.reading
+    def load_earlier(
+        self, session: Session, experiments: Sequence[str]
+    ) -> list[tuple[Source, TrialEntry]]:
+        found = []
+        for id in sorted(set(experiments)):
+            mine = TrialRow.experiment_id == id, TrialRow.lineage.is_(None)
+            ended = select(TrialRow).where(*mine, TrialRow.state.in_(INSTRUCTIVE))
+            pruned = select(TrialRow.number).where(*mine, TrialRow.state == "pruned")
+            reports = _load_reports(session, id, ReportRow.number.in_(pruned))
+            for trial in session.scalars(ended.order_by(TrialRow.number)):
+                source = Source(id, trial.number, trial.run_id)
+                found.append((source, _entry(trial, reports.get(trial.number, {}), None)))
+        return found
 
     @database.reading
     def read_round(self, session: Session) -> int:
         return session.get_one(ExperimentRow, self.experiment_id).round_step
-
-
-@database.reading
-def load_earlier(
-    record: database.HasUrl, session: Session, experiments: Sequence[str]
-) -> list[tuple[Source, TrialEntry]]:
-    """Return the trials of some experiments that completed, diverged or were stopped early.
-
-    Those that were stopped early come with their reports.
-    """
-    found = []
-    for id in sorted(set(experiments)):
-        mine = TrialRow.experiment_id == id, TrialRow.lineage.is_(None)
-        ended = select(TrialRow).where(*mine, TrialRow.state.in_(INSTRUCTIVE))
-        pruned = select(TrialRow.number).where(*mine, TrialRow.state == "pruned")
-        reports = _load_reports(session, id, ReportRow.number.in_(pruned))
-        for trial in session.scalars(ended.order_by(TrialRow.number)):
-            source = Source(id, trial.number, trial.run_id)
-            found.append((source, _entry(trial, reports.get(trial.number, {}), None)))
-    return found
 
 
 def _load_reports(

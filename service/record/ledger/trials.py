@@ -38,43 +38,26 @@ class TrialWrites(LedgerPart):
         config: ConfigJson,
         config_hash: str,
         sampler_state: dict[str, object] = NOTHING,
+        error: str | None = None,
     ) -> None:
-        if rows.get(TrialRow, (self.experiment_id, number)) is None:
-            trial = TrialRow(
-                experiment_id=self.experiment_id,
-                number=number,
-                arm=arm,
-                params=journal.replace_non_finite(params),
-                config=journal.replace_non_finite(config),
-                config_hash=config_hash,
-                seed=config.get("seed", 0),
-                replicates=config.get("replicates", 1),
-                steps=journal.budget_of(config),
-                sampler_state=sampler_state or None,
-            )
-            rows.add(trial)
-
-    @writes
-    def open_invalid(
-        self,
-        rows: RowSession,
-        experiment: ExperimentRow,
-        number: int,
-        arm: str,
-        params: Params,
-        error: str,
-    ) -> None:
-        if rows.get(TrialRow, (self.experiment_id, number)) is None:
-            trial = TrialRow(
-                experiment_id=self.experiment_id,
-                number=number,
-                arm=arm,
-                params=journal.replace_non_finite(params),
-                steps=0,
-                step=0,
-                attempt=0,
-            )
-            rows.add(trial)
+        if rows.get(TrialRow, (self.experiment_id, number)) is not None:
+            return
+        trial = TrialRow(
+            experiment_id=self.experiment_id,
+            number=number,
+            arm=arm,
+            params=journal.replace_non_finite(params),
+            config=journal.replace_non_finite(config) or None,
+            config_hash=config_hash or None,
+            seed=config.get("seed", 0) if config else None,
+            replicates=config.get("replicates", 1) if config else None,
+            steps=journal.budget_of(config),
+            step=0,
+            attempt=0,
+            sampler_state=sampler_state or None,
+        )
+        rows.add(trial)
+        if error is not None:
             journal.finish_trial(rows, experiment, trial, "invalid", None, error)
 
     def begin(self, number: int, place: Place | None = None) -> int:

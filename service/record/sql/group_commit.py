@@ -42,10 +42,6 @@ class GroupCommit:
         self._turn = threading.Lock()
         self._waiting: deque[_Write] = deque()
 
-    def __len__(self) -> int:
-        """Return how many writes wait for their turn."""
-        return len(self._waiting)
-
     def write(self, work: Callable[[RowSession], T]) -> T:
         """Return `work(rows)` once it is committed; the same as `database.write`.
 

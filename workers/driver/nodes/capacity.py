@@ -9,12 +9,9 @@ from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.workers.ray_nodes import RayNode, find_silent, list_nodes
 
 
-def count_slots(share: Share, nodes: Iterable[RayNode] | None = None) -> int:
-    """Return how many such trials the nodes of this cluster hold at once.
-
-    `nodes` are the living nodes as Ray told of them; None: Ray is asked.
-    """
-    return sum(_count_on(node, share) for node in _given_or_living(nodes))
+def count_slots(share: Share) -> int:
+    """Return how many such trials the nodes of this cluster hold at once."""
+    return sum(_count_on(node, share) for node in list_living_nodes())
 
 
 def find_nodes(share: Share) -> frozenset[str]:
@@ -52,26 +49,25 @@ def look_for_room(
     resources: ResourcesConfig,
     replicates: int,
     *,
-    may_change: bool = True,
-    nodes: Sequence[RayNode] | None = None,
+    may_change: bool,
+    nodes: Sequence[RayNode],
 ) -> Capacity:
     """Return how many trials with these resources run at once, or why none can.
 
-    `may_change` says whether nodes come and go. `nodes` is as in `count_slots`.
+    `may_change` says whether nodes come and go; `nodes` are those that live.
     """
     lanes = 1 if resources.lanes == "auto" else resources.lanes
     share = share_of(resources, replicates, lanes)
-    slots = count_slots(share, nodes)
+    slots = sum(_count_on(node, share) for node in nodes)
     problem = None if slots else explain_no_slot(share, nodes)
     return Capacity(None if resources.lanes == "auto" else slots, problem, may_change)
 
 
-def explain_no_slot(share: Share, nodes: Sequence[RayNode] | None = None) -> str:
-    """Return the words for a person whose trials fit on no node; `nodes` as in `count_slots`."""
+def explain_no_slot(share: Share, nodes: Sequence[RayNode]) -> str:
+    """Return the words for a person whose trials fit on none of the nodes."""
     need, who = share.resources, "a trial needs"
     if share.engine is not None:
         need, who = share.engine.resources, "the trials that share lanes need"
-    nodes = _given_or_living(nodes)
     wanted = _describe(need, share.labels)
     there = "; ".join(_describe_node(node, need, share.labels) for node in nodes)
     words = f"{who} {wanted}, and no node has that; there are {there or 'no nodes'}"
@@ -114,10 +110,6 @@ def _describe(amounts: Mapping[str, float], labels: Mapping[str, str]) -> str:
         for kind, amount in amounts.items()
     ]
     return ", ".join([*words, *(f"label {key}={value}" for key, value in labels.items())])
-
-
-def _given_or_living(nodes: Iterable[RayNode] | None) -> list[RayNode]:
-    return list_living_nodes() if nodes is None else list(nodes)
 
 
 def list_living_nodes() -> list[RayNode]:

@@ -7,17 +7,10 @@ told of a race, as it draws no more points.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from eigensweep.protocol.ledger import TrialEntry
 from eigensweep.protocol.messages import ConfigJson
 from eigensweep.results.seeds import join_seeds
 from eigensweep.results.trial_result import Outcome, Result
-
-
-def has_begun(entries: Iterable[TrialEntry], replicates: int) -> bool:
-    """Return whether any trial has more seeds than every configuration gets."""
-    return any(entry.config.get("replicates", 1) > replicates for entry in entries)
 
 
 def give_seeds(entry: TrialEntry, replicates: int) -> tuple[ConfigJson, str]:
