@@ -1,6 +1,7 @@
 """Measurements of speed, memory and overhead. Run them from the folder of the repository.
 
-`make bench` runs `overhead`, `models` and `drawing`; each prints what it measures with `--help`.
+`make bench` runs `overhead`, `models` and `drawing`; each module of this folder that is a program
+prints what it measures with `--help`. Among others:
 
 - `python -m bench.overhead`: trials a second, start of a driver, answers of the API.
 - `python -m bench.delivery`: ended trials a second that reach MLflow.

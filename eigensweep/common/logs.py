@@ -18,7 +18,10 @@ LogFormat = Literal["text", "json"]
 TEXT: Final = "%(levelname)s %(name)s %(message)s"
 _FIELDS: Final = ("%(levelname)s", "%(name)s", "%(message)s", "%(process)d", "%(threadName)s")
 _NAMES: Final = {
-    **{"levelname": "level", "name": "logger", "threadName": "thread", "exc_info": "traceback"},
+    "levelname": "level",
+    "name": "logger",
+    "threadName": "thread",
+    "exc_info": "traceback",
 }
 
 TALKATIVE: Final = ("aiobotocore", "botocore")

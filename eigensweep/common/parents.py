@@ -21,7 +21,7 @@ def end_with_parent() -> None:
     """Let this process end, as by SIGTERM, soon after the one that started it.
 
     Otherwise it would go on for as long as it likes where the service and its guard are killed at
-    once. Linux alone has a system call for this, and that one looks at a thread of the starter.
+    once. The system call for this looks at a thread of the starter, which may end before.
     """
     parent = os.getppid()
     watch = threading.Thread(target=_watch, args=[parent], name="parent", daemon=True)
@@ -37,10 +37,9 @@ def _watch(parent: int) -> None:
 def die_with_starter() -> None:
     """Have Linux kill this process, even if it is stopped, when the thread that started it ends.
 
-    What it forks does not inherit that. Other systems have no such call: nothing is done there.
+    What it forks does not inherit that.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def reap(end: int) -> int:

@@ -1,7 +1,7 @@
 """Makes one report in a child process of the service, which survives what goes wrong here.
 
 Started as `python -m eigensweep.reports FOLDER`, with a `ReportOrder` as JSON on standard
-input. It leaves the files and an `ReportOutcome` in the folder.
+input. It leaves the files and a `ReportOutcome` in the folder.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import socket
-import sys
 from typing import Final
 
 from eigensweep.service.settings import StartError
@@ -44,18 +43,15 @@ def listen(host: str, port: int, may_move: bool) -> socket.socket:
     )
 
 
-def claim_port(host: str, port: int, may_move: bool) -> tuple[int, socket.socket | None]:
+def claim_port(host: str, port: int, may_move: bool) -> tuple[int, socket.socket]:
     """Return a port that is free and that no other service has claimed, and our claim of it.
 
     A program that is to listen there needs some seconds to begin, and until then the port looks
-    free to others. The claim is an abstract Unix socket, and ends when it is closed. None: this
-    system has no such sockets.
+    free to others. The claim is an abstract Unix socket, and ends when it is closed.
     """
     last = min(port + MOST_TRIED, 65535) if may_move else port
     while True:
         number = find_free_port(host, port, may_move)
-        if sys.platform != "linux":
-            return number, None
         claim = socket.socket(socket.AF_UNIX)
         try:
             claim.bind(f"\0eigensweep-port-{number}")

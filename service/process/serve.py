@@ -90,6 +90,12 @@ def main() -> int:
 
     It returns only where the service could not start: the exit status.
     """
+    if sys.platform != "linux":
+        sys.stderr.write(
+            "error: the service runs on Linux: start it in a container (docker-compose.yml) or in "
+            "a virtual machine (on Windows: WSL)\n"
+        )
+        return REFUSED
     try:
         settings = Settings()
     except ValidationError as error:

@@ -107,7 +107,12 @@ class ServiceProcess:
         return psutil.wait_procs(family, timeout=PATIENCE)[1]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs abstract Unix sockets")
+def test_it_says_that_it_runs_on_linux_alone(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert serve.main() == 2
+    assert "the service runs on Linux: start it in a container" in capsys.readouterr().err
+
+
 def test_two_services_that_start_at_once_have_a_port_each():
     first = ports.find_free_port("127.0.0.1", 27642, True)
     one, claim = ports.claim_port("127.0.0.1", first, True)

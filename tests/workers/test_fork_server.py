@@ -31,8 +31,6 @@ from eigensweep.workers.processes.forked import Forked, ForkedEndedError, Forked
 from eigensweep.workers.processes.runner import REPORT, Runner
 from eigensweep.workers.processes.trial_process import TrialProcess
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="nothing is forked elsewhere")
-
 CONFIG = {
     "task": {"name": "copying", "delay": 4, "symbols": 2, "batch_size": 4, "valid_size": 8},
     "model": {"name": "scornn", "hidden_size": 6, "negative_ones": 2},
@@ -401,12 +399,6 @@ class TestWithoutAServer:
         monkeypatch.setattr(forked.subprocess, "run", hang)
         assert fork(order.to_dict(), None, raylet=1) is None
         assert "Python did not start within 60 s" in said()
-
-    def test_elsewhere_than_on_linux(self, order, node, monkeypatch):
-        monkeypatch.setattr(forked, "connect", lambda *_: pytest.fail("it looked for a server"))
-        monkeypatch.setattr(sys, "platform", "darwin")
-        assert fork(order.to_dict(), None, node.pid) is None
-        forked.keep_server(node.pid, order.code.digest, {})
 
     def test_where_it_does_not_fork_in_time(self, start, order, node, said, monkeypatch):
         server = psutil.Process(start().pid).parent()

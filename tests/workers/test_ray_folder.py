@@ -44,8 +44,7 @@ def test_below_a_folder_that_others_can_change_it_is_refused(short: Path) -> Non
 def test_for_a_path_that_ray_cannot_use_it_is_a_temporary_one(
     short: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(ray_folder.tempfile, "gettempdir", lambda: str(short))
-    monkeypatch.setattr(ray_folder.sys, "platform", "win32")
+    monkeypatch.setattr(ray_folder, "SHORT", short)
     left = [RayFolder.make(None), RayFolder.make(short / name)]
     left[0]._lock.release()  # as the end of a killed process does
     (short / "eigensweep-other").mkdir(mode=0o755)  # not made by this version

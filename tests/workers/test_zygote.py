@@ -39,7 +39,6 @@ print("loaded", flush=True)
 time.sleep(3600)
 """
 Launch = Callable[..., DriverProcess]
-LINUX = pytest.mark.skipif(sys.platform != "linux", reason="others cannot end a stopped process so")
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +136,6 @@ def test_long_last_words_in_any_letters_do_not_hold_it_up(launch):
     assert driver.death.words.endswith("\N{GRINNING FACE}" * 1000 + "?\n")
 
 
-@LINUX
 def test_where_nothing_can_be_forked_the_others_go_on(drivers, launch):
     before, driver = drivers.starts, launch()
     wait_until(lambda: is_forked(driver))
@@ -216,9 +214,7 @@ def test_a_large_request_to_one_that_hangs_holds_nothing_up(drivers, launch, mon
     assert wait_for(driver) == "ended"
 
 
-@pytest.mark.parametrize(
-    "when", ["while it loads", pytest.param("while it is stopped", marks=LINUX)]
-)
+@pytest.mark.parametrize("when", ["while it loads", "while it is stopped"])
 def test_it_ends_with_its_starter_at_any_moment(when):
     with subprocess.Popen(
         [sys.executable, "-c", STARTER], stdout=subprocess.PIPE, text=True

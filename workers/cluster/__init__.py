@@ -1,1 +1,1 @@
-"""What runs in the service's process: it starts or joins Ray, and launches drivers."""
+"""The cluster as the service sees it: a process that starts or joins Ray, and drivers."""

@@ -1,10 +1,12 @@
-"""The folder of a Ray of our own, which no other user can enter. Runs in the service's process."""
+"""The folder of a Ray of our own, which no other user can enter.
+
+Runs in the process that starts Ray (`served`).
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from eigensweep.common.private_folders import UnsafeFolderError, make_private
 
 LONGEST: Final = 40
 """Ray's sockets lie below its folder, and a socket's path has at most 107 characters."""
+SHORT: Final = Path("/tmp")
 PREFIX: Final = "eigensweep-"
 """The beginning of the names of our folders among the temporary files."""
 INNER: Final = "r"
@@ -51,9 +54,8 @@ class RayFolder:
             if ours.exists():
                 raise UnsafeFolderError(f"{ours} cannot be removed: remove it by hand")
         else:
-            base = Path("/tmp" if sys.platform != "win32" else tempfile.gettempdir())
-            _remove_abandoned(base)
-            ours = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
+            _remove_abandoned(SHORT)
+            ours = Path(tempfile.mkdtemp(prefix=PREFIX, dir=SHORT))
         make_private(ours)
         lock = FileLock(ours / "lock", fallback_to_soft=False)
         lock.acquire(blocking=False)

@@ -146,8 +146,6 @@ def fork(config: Mapping[str, object], node_id: str | None, raylet: int) -> Fork
         node_id: Ray's id of this node.
         raylet: id of the process with which all processes of this node end.
     """
-    if sys.platform != "linux":
-        return None
     digest = Order.from_dict(config).code.digest
     name = name_server(raylet, digest, os.environ)
     for _ in range(TRIES):
@@ -187,10 +185,9 @@ def keep_server(raylet: int, digest: str, environment: Mapping[str, str]) -> Non
     Raises:
         OSError: if it cannot be started.
     """
-    if sys.platform == "linux":
-        name = name_server(raylet, digest, environment)
-        with connect(name, raylet, digest, environment) as lifeline:
-            lifeline.send(LOOK)
+    name = name_server(raylet, digest, environment)
+    with connect(name, raylet, digest, environment) as lifeline:
+        lifeline.send(LOOK)
 
 
 def name_server(raylet: int, digest: str, environment: Mapping[str, str]) -> str:

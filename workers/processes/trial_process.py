@@ -4,9 +4,9 @@ It is thin: it loads neither torch nor MLflow, and nothing of Ray Tune, whose im
 1.5 s of a processor and 66 MB. Who trains is one of three:
 
 - a process that is forked for it from one that has loaded PyTorch (`fork_server`), as a rule;
-- an engine, in which the trial has a slot (`actor`);
-- this process, where nothing is forked: with a GPU, on which that could not be tried yet, elsewhere
-  than on Linux, or where no process to fork from comes up.
+- an engine, in which the trial has a slot (`engine_actor`);
+- this process, where nothing is forked: with a GPU, on which that could not be tried yet, or where
+  no process to fork from comes up.
 
 Tune, in the driver, calls `train`, `train_next` and `stop`, and asks for nothing else of its own
 `Trainable`: checkpoints are in the store.

@@ -390,8 +390,8 @@ class Runs:
         """Send an artifact.
 
         Raises:
-            RefusedError: also if the server is ours and does not keep the run's artifacts itself:
-                MLflow's client would write them to their place, with the rights of this process.
+            MlflowRefusedError: also if the server is ours and does not keep the run's artifacts
+                itself: MLflow's client would write them to their place, with this process's rights.
         """
         if self.is_ours():
             place = _ask(partial(self._client.get_run, run_id)).info.artifact_uri

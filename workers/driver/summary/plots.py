@@ -1,9 +1,9 @@
 """Optuna's plots of a search that is over, drawn by a process of their own.
 
-`python -m eigensweep.workers.driver.summary.plots FOLDER` reads an `Order` as JSON from its input.
-This program does not load the spec's classes: they import PyTorch, which takes longer than a plot.
-Each arm is a study of its own: an importance over arms without a shared parameter would mean
-nothing.
+`python -m eigensweep.workers.driver.summary.plots FOLDER` reads a `PlotOrder` as JSON from its
+input. This program does not load the spec's classes: they import PyTorch, which takes longer than
+a plot. Each arm is a study of its own: an importance over arms without a shared parameter would
+mean nothing.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class PlotOrder(TypedDict):
 
 
 class Trees(BaseImportanceEvaluator):
-    """The measure of `importance.py`, as Optuna's plot asks for it."""
+    """The measure of `eigensweep/results/importance.py`, as Optuna's plot asks for it."""
 
     def evaluate(
         self,
