@@ -18,12 +18,13 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from bench.report import new_parser, say
+from eigensweep.reports.markdown import table
 
 ROOT = Path(__file__).parents[1]
 TESTS = (
@@ -64,12 +65,6 @@ def summarize(seconds: Sequence[float | None]) -> str:
     return f"{median(known):.1f} (longest {max(known):.1f})"
 
 
-def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table in Markdown."""
-    for cells in (heads, ["---"] * len(heads), *rows):
-        say("| " + " | ".join(cells) + " |")
-
-
 def group(tests: Sequence[Row]) -> dict[str, list[Row]]:
     """Return the recoveries of each fault, in the order of their first time."""
     found: dict[str, list[Row]] = defaultdict(list)
@@ -102,15 +97,14 @@ def print_faults(tests: Sequence[Row]) -> None:
         ]
         rows.append([fault, counts, "nothing", *cells])
     heads = ["back, s", "training, s"]
-    print_table(
-        ["fault", "how often", "lost", *heads, *(f"among others: {h}" for h in heads)], rows
-    )
+    heads += [f"among others: {each}" for each in heads]
+    say("\n".join(table(["fault", "how often", "lost", *heads], rows)))
 
 
 def print_runs(tests: Sequence[Row]) -> None:
     """Print a row for each run: what came of its trials."""
     rows = [[t["test"], str(len(t["recoveries"])), describe_loss(t)] for t in tests]
-    print_table(["run", "faults", "what came of it"], rows)
+    say("\n".join(table(["run", "faults", "what came of it"], rows)))
 
 
 def main() -> None:

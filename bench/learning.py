@@ -17,6 +17,7 @@ from typing import Any
 from eigensweep.client import Client, Experiment
 from eigensweep.models import MODELS
 from eigensweep.models.base import Model
+from eigensweep.reports.markdown import table
 
 PRESETS = ("every-model/copying", "every-model/adding")
 LEARNED = 0.5
@@ -38,7 +39,7 @@ def main(ids: list[str]) -> None:
             rows.append((*about(trial), *verdicts))
             by_arm.pop(trial["arm"], None)
         rows += [(*about(trial), "", verdict(adding, trial)) for trial in by_arm.values()]
-    print_table([(*HEAD, "copying", "adding"), *rows])
+    sys.stdout.write("\n".join(table([*HEAD, "copying", "adding"], rows)) + "\n")
 
 
 def details(experiment: Experiment) -> list[dict[str, Any]]:
@@ -78,13 +79,6 @@ def verdict(experiment: Experiment, trial: dict[str, Any]) -> str:
     if first is None:
         return f"no: {ratio:.2g} of the baseline"
     return f"yes, by step {first:,}; best {ratio:.1g} of the baseline"
-
-
-def print_table(rows: list[tuple[str, ...]]) -> None:
-    """Print rows as Markdown, the first one as the head."""
-    head, *body = rows
-    lines = [head, ("---",) * len(head), *body]
-    sys.stdout.write("".join(f"| {' | '.join(row)} |\n" for row in lines))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from statistics import median
 
@@ -42,10 +41,6 @@ ROUNDS, SECONDS, STEPS = 3, 0.5, 20
 NEEDED = {"scornn": {"negative_fraction": 0.5}, "enrnn": {"short_fraction": 0.5}}
 
 
-class _Enough(Exception):  # noqa: N818  (not an error)
-    """The round is over."""
-
-
 def make(model: str, n: int, batch: int, delay: int, seed: int) -> Training:
     """Return a training on the copying task that is never evaluated after step 0."""
     content = {
@@ -55,16 +50,6 @@ def make(model: str, n: int, batch: int, delay: int, seed: int) -> Training:
         "training": {"steps": 10**8, "evaluate_every": 10**8, "log_every": 10**8},
     }
     return Training(TrialConfig.from_dict(content), seed)
-
-
-def run(training: Training) -> None:
-    """Train alone for a round."""
-
-    def stop() -> None:
-        raise _Enough
-
-    with suppress(_Enough):
-        training.run(commit=stop, checkpoint_seconds=SECONDS)
 
 
 def rate(training: Training, act: Callable[[], None], lanes: int) -> float:
@@ -83,7 +68,7 @@ def compare(model: str, n: int, batch: int, delay: int, replicates: int) -> list
         group.join(training)
     gains = []
     for number in range(2 + ROUNDS):  # the first two evaluate, compile and warm up
-        slow = rate(alone, lambda: run(alone), 1)
+        slow = rate(alone, lambda: alone.run_for(SECONDS), 1)
         fast = rate(beside[0], lambda: group.advance(SECONDS), replicates)
         if number >= 2:
             gains.append(fast / slow)

@@ -14,12 +14,12 @@ import platform
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
+from eigensweep.common.machine import read_processor
 from eigensweep.models.recurrence.native import ungated
 from eigensweep.models.recurrence.native.library import load_library
 from eigensweep.training.memory import keep_freed_memory
@@ -52,13 +52,7 @@ def settle() -> dict[str, Any]:
 
 def processor() -> str:
     """Return the processor's name, and which of its vector instructions PyTorch uses."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    name = names[0] if names else platform.processor() or platform.machine()
-    return f"{name} ({torch.backends.cpu.get_cpu_capability()})"
+    return f"{read_processor()[0]} ({torch.backends.cpu.get_cpu_capability()})"
 
 
 def time_in_turns(

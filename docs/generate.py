@@ -14,7 +14,7 @@ import json
 import re
 import runpy
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -30,6 +30,7 @@ from eigensweep.client.trial import Trial
 from eigensweep.command.cli import app
 from eigensweep.models import MODELS
 from eigensweep.models.base import ModelConfig
+from eigensweep.reports.markdown import table
 from eigensweep.search_spaces.editor_schema import make_editor_schema
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.service.api.app import EXAMPLES, create_app
@@ -45,13 +46,6 @@ from eigensweep.training.weights import load
 
 REFERENCE = Path(__file__).parent / "reference"
 START, END = "<!-- generated -->\n", "<!-- end of generated -->"
-
-
-def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
-    """Return the lines of a Markdown table."""
-    heads = list(heads)
-    lines = [heads, ["---"] * len(heads), *rows]
-    return [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in lines]
 
 
 def document_commands() -> str:

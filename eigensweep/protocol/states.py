@@ -23,7 +23,7 @@ Phase = Literal["starting", "waiting_for_room", "running"]
 trials have begun."""
 
 ExperimentState = Literal[
-    "queued", Phase, "pausing", "paused", "cancelling", "deleting", ExperimentEnd
+    "queued", Phase, "pausing", "paused", "cancelling", ExperimentEnd, "deleting"
 ]
 """A queued or paused experiment has no driver; a finished one keeps its driver until delivery to
 MLflow is complete."""
@@ -68,7 +68,7 @@ def brings_back(earlier: Outcome, outcome: Outcome) -> bool:
     )
 
 
-TRIAL_STATES: Final[tuple[TrialState, ...]] = (*OPEN_TRIALS, *get_args(Outcome))
+TRIAL_STATES: Final[tuple[TrialState, ...]] = get_args(TrialState)
 
 TRIAL_ENDS: Final[dict[str, str]] = {outcome: outcome for outcome in get_args(Outcome)}
 
@@ -89,19 +89,7 @@ PHASES: Final[frozenset[str]] = frozenset(get_args(Phase))
 """The states of an experiment whose driver starts trials, or waits to."""
 DRIVEN: Final[frozenset[str]] = PHASES | {"pausing", "cancelling"}
 """The states in which an experiment has a driver, or gets another one."""
-EXPERIMENT_STATES: Final[tuple[ExperimentState, ...]] = (
-    "queued",
-    "starting",
-    "waiting_for_room",
-    "running",
-    "pausing",
-    "paused",
-    "cancelling",
-    "completed",
-    "cancelled",
-    "failed",
-    "deleting",
-)
+EXPERIMENT_STATES: Final[tuple[ExperimentState, ...]] = get_args(ExperimentState)
 
 OPEN_ANALYSES: Final[frozenset[str]] = frozenset({"queued", "running"})
 """The states of an analysis that is not over."""
@@ -152,17 +140,11 @@ ACTIONS: Final[dict[Action, frozenset[str]]] = {
 
 DONE: Final[dict[Action, frozenset[str]]] = {
     "pause": frozenset({"pausing", "paused"}),
-    "resume": frozenset(),
     "cancel": frozenset({"cancelling", "cancelled"}),
-    "prioritize": frozenset(),
-    "retry": frozenset(),
-    "extend": frozenset(),
-    "archive": frozenset(),
-    "unarchive": frozenset(),
-    "deliver": frozenset(),
     "delete": frozenset({"deleting"}),
 }
-"""The states in which it was done before, so that doing it once more changes nothing."""
+"""The states in which it was done before, so that doing it once more changes nothing; those of
+other actions: none."""
 
 
 def intent_of(state: str) -> Intent:

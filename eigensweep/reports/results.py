@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import platform
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -20,6 +19,7 @@ from typing import Any, Final
 
 from eigensweep.analyses.base import six_digits
 from eigensweep.analyses.messages import RESULT
+from eigensweep.common.machine import read_processor
 from eigensweep.common.versions import git_revision, name_versions
 from eigensweep.reports.messages import (
     Block,
@@ -263,13 +263,8 @@ def name_processor(*, on_gpu: bool = False) -> str:
 
     With `on_gpu` also the kinds of this machine's GPUs.
     """
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    name = names[0] if names else platform.processor() or platform.machine()
-    words = f"{name}, {say_count(len(names), 'core')}" if names else name
+    name, cores = read_processor()
+    words = f"{name}, {say_count(cores, 'core')}" if cores else name
     return f"{words}, {name_gpus()}" if on_gpu else words
 
 
@@ -285,8 +280,7 @@ def _keep_experiment(suite: Suite, measured: MeasuredExperiment, store: Store) -
     spec = ExperimentSpec.from_stored(measured.spec)
     wanted = _list_metrics(suite, measured.label, spec)
     trials = tuple(_keep_trial(each, measured.label, wanted, store) for each in measured.trials)
-    about = {name: getattr(measured, name) for name in MeasuredExperiment.model_fields}
-    return KeptExperiment(**about | {"trials": trials, "id": None, "run_id": None})
+    return KeptExperiment.made_of(measured, trials=trials, id=None, run_id=None)
 
 
 def _list_metrics(suite: Suite, label: str, spec: ExperimentSpec) -> dict[str, set[int]]:
@@ -307,7 +301,6 @@ def _list_metrics(suite: Suite, label: str, spec: ExperimentSpec) -> dict[str, s
 def _keep_trial(
     trial: MeasuredTrial, label: str, wanted: dict[str, set[int]], store: Store
 ) -> KeptTrial:
-    about = {name: getattr(trial, name) for name in MeasuredTrial.model_fields}
     config = None if trial.config is None else TrialConfig.from_dict(dict(trial.config))
     seeds, steps = ((), None) if config is None else (config.seeds, config.training.steps)
     curves: dict[int, list[Block]] = {}
@@ -318,13 +311,11 @@ def _keep_trial(
             continue
         if blocks := _thin(points, wanted):
             curves[seed] = blocks
-    return KeptTrial(
-        **about
-        | {
-            "place": trial_key(label, trial.number),
-            "result": _bound(_leave_out(trial.result)),
-            "curves": curves,
-        }
+    return KeptTrial.made_of(
+        trial,
+        place=trial_key(label, trial.number),
+        result=_bound(_leave_out(trial.result)),
+        curves=curves,
     )
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import comb, exp, hypot, inf, isinf, log
 from statistics import fmean, median
-from typing import Literal
+from typing import Literal, get_args
 
 from eigensweep.common.direction import Better
 from eigensweep.results.sequential import (
@@ -47,13 +47,7 @@ from eigensweep.search_spaces.planning import find_seeds, find_sign_e_value
 Verdict = Literal["holds", "does not hold", "equivalent", "not distinguishable", "not comparable"]
 """`equivalent`: the paper claims a difference, and it is shown to be smaller than what matters."""
 
-VERDICTS: tuple[Verdict, ...] = (
-    "holds",
-    "does not hold",
-    "equivalent",
-    "not distinguishable",
-    "not comparable",
-)
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 LARGE = 10**6
 """Degrees of freedom with which Student's t is the normal distribution."""

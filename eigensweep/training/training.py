@@ -196,6 +196,11 @@ class Training:
         finally:
             self._seconds, self._started = self.seconds, None
 
+    def run_for(self, seconds: float) -> None:
+        """Train for so long, or up to where a checkpoint is worth having, or to the end."""
+        with suppress(_EnoughError):
+            self.run(commit=_stop, checkpoint_seconds=seconds)
+
     def drain(self) -> list[CurvePoint]:
         """Return the points of the curve since the last call, and forget them."""
         points, self._points = self._points, []
@@ -563,6 +568,14 @@ class Training:
     def weights(self) -> Weights:
         """Return a copy of the model's parameters and buffers."""
         return {name: value.clone() for name, value in self.model.state_dict().items()}
+
+
+class _EnoughError(Exception):
+    """So long was to be trained."""
+
+
+def _stop() -> None:
+    raise _EnoughError
 
 
 def _copy(tree: Any, device: str = "cpu") -> Any:

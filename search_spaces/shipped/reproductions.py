@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import Field, JsonValue, ValidationError, model_validator
 
@@ -31,7 +31,7 @@ from eigensweep.tasks.base import TaskConfig
 from eigensweep.tasks.corpus import CorpusMissingError
 
 Budget = Literal["short", "full"]
-BUDGETS: tuple[Budget, ...] = ("short", "full")
+BUDGETS: tuple[Budget, ...] = get_args(Budget)
 
 SUITES: Final = Shelf(
     "reproductions",

@@ -11,7 +11,6 @@ from __future__ import annotations
 import gc
 import json
 import logging
-import platform
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from typing import Any
 
 import torch
 
+from eigensweep.common.machine import read_processor
 from eigensweep.models.recurrence.cuda import kernels, scan
 from eigensweep.protocol.code import own_code
 from eigensweep.search_spaces.trial import TrialConfig
@@ -229,7 +229,9 @@ class _Bench:
             torch.cuda.reset_peak_memory_stats(self._device)
         if not lanes:
             training = self._make(0)
-            return Measurement(0, self._time(training, lambda: _run(training)), None)
+            return Measurement(
+                0, self._time(training, lambda: training.run_for(ROUND_SECONDS)), None
+            )
         trainings = [self._make(seed) for seed in range(lanes)]
         group = Group(trainings[0], lanes)
         try:
@@ -258,37 +260,14 @@ class _Bench:
         return median(rounds[1:])
 
 
-class _Enough(Exception):  # noqa: N818  (not an error)
-    """The round is over."""
-
-
-def _run(training: Training) -> None:
-    def stop() -> None:
-        raise _Enough
-
-    try:
-        training.run(commit=stop, checkpoint_seconds=ROUND_SECONDS)
-    except _Enough:
-        return
-
-
 def _file_name(config: TrialConfig, device: str) -> str:
     """Return a file's name that says device, shape and code."""
     if torch.device(device).type == "cuda":
         name = torch.cuda.get_device_name(device)
     else:
-        name = f"{_cpu_name()} x{torch.get_num_threads()}"
+        name = f"{read_processor()[0]} x{torch.get_num_threads()}"
     words = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")
     return f"lanes-{words}-{shape_key(config)}-{own_code().digest}.json"
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
 
 
 def _read(path: Path) -> Choice | None:

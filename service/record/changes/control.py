@@ -188,7 +188,7 @@ def was_done(experiment: ExperimentRow, action: Action) -> bool:
     Raises:
         WrongStateError: if it was not, and the state of the experiment does not allow it.
     """
-    if experiment.state in DONE[action]:
+    if experiment.state in DONE.get(action, ()):
         return True
     if experiment.state not in ACTIONS[action]:
         raise WrongStateError(experiment.id, experiment.state, action)

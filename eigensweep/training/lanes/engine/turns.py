@@ -6,7 +6,6 @@ which it trains one at a time: for those that cannot share a program.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Protocol
 
 from eigensweep.training.lanes.stacked.group import LaneError
@@ -72,8 +71,7 @@ class Turns:
         self.trainings.remove(training)
         self.trainings.append(training)
         try:
-            with suppress(_Pause):
-                training.run(commit=_pause, checkpoint_seconds=seconds)
+            training.run_for(seconds)
         except Exception as error:
             raise LaneError(training) from error
 
@@ -85,11 +83,3 @@ class Turns:
 
     def close(self) -> None:
         """Do nothing: nothing runs but in `advance`."""
-
-
-class _Pause(Exception):  # noqa: N818  (not an error)
-    """The turn is over."""
-
-
-def _pause() -> None:
-    raise _Pause
