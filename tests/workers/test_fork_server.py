@@ -10,10 +10,11 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,7 +28,13 @@ from eigensweep.protocol.ledger import StaleWriteError
 from eigensweep.protocol.messages import Order
 from eigensweep.workers.processes import fork_server, forked, trial_process
 from eigensweep.workers.processes.fork_server import FORK, LOOK, Server
-from eigensweep.workers.processes.forked import Forked, ForkedEndedError, ForkedShortError, fork
+from eigensweep.workers.processes.forked import (
+    Forked,
+    ForkedEndedError,
+    ForkedLostError,
+    ForkedShortError,
+    fork,
+)
 from eigensweep.workers.processes.runner import REPORT, Runner
 from eigensweep.workers.processes.trial_process import TrialProcess
 
@@ -288,7 +295,7 @@ class TestTheServer:
         ("status", "kills", "kind"),
         [
             *[(-9, 1, ForkedShortError), (-9, 0, ForkedEndedError), (-11, 1, ForkedEndedError)],
-            *[(0, 1, ForkedEndedError), (None, 1, ForkedShortError), (None, 0, ForkedEndedError)],
+            *[(0, 1, ForkedEndedError), (None, 1, ForkedShortError), (None, 0, ForkedLostError)],
         ],
     )
     def test_tells_a_kill_for_lack_of_memory(self, monkeypatch, status, kills, kind):
@@ -308,13 +315,11 @@ class TestTheServer:
     def test_waits_for_no_killed_process_that_cannot_end_now(self, monkeypatch):
         """As one that reads from a disk which hangs; it is a pipe here, and so is Ray's node."""
         killed: list[int] = []
-        monkeypatch.setattr(
-            fork_server.signal, "pidfd_send_signal", lambda end, _: killed.append(end)
-        )
+        monkeypatch.setattr(fork_server.os, "killpg", lambda group, _: killed.append(group))
         (stuck, _), (ray, node) = pipes = os.pipe(), os.pipe()
         listener, lifeline, trial = socket.socket(), *socket.socketpair()
         server = Server(listener, ray)
-        server._lifelines[stuck] = lifeline
+        server._lifelines[stuck], server._groups[stuck] = lifeline, 4711
         serving = threading.Thread(target=server.serve, daemon=True)
         with listener, lifeline:
             listener.bind(("127.0.0.1", 0))
@@ -328,7 +333,7 @@ class TestTheServer:
                 assert client.recv(1) == b"", "it answers: no other user is forked for"
             os.write(node, b"x")
             serving.join(30)
-        assert (killed, serving.is_alive()) == ([stuck], False)
+        assert (killed, serving.is_alive()) == ([4711], False)
         for end in (end for pipe in pipes for end in pipe):
             os.close(end)
 
@@ -339,6 +344,70 @@ class TestTheServer:
     @pytest.mark.parametrize("word", [LOOK, FORK])
     def test_a_request_without_files_is_for_nothing_but_to_stay(self, ask, word):
         assert ask(word, files=[]) == "closed"
+
+
+class TestTheGroup:
+    """What the code of a trial starts, or does to its process group."""
+
+    @pytest.fixture
+    def fork(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+        """Return what forks a process that does something: a server, and the trial's side."""
+        with socket.socket() as listener, open(os.devnull) as node:
+            server = Server(listener, node.fileno())
+
+            def begin(does: Callable[[Connection], None]) -> Any:
+                monkeypatch.setattr(fork_server, "answer_calls", does)
+                lifelines, (own, other) = socket.socketpair(), socket.socketpair()
+                files = [other.detach(), os.dup(1), os.dup(2)]
+                server._fork(lifelines[0], files)
+                for each in files:
+                    os.close(each)
+                return server, Forked(lifelines[1], Connection(own.detach()))
+
+            yield begin
+
+    def test_ends_with_the_trials_process(self, fork):
+        def start_another(calls: Connection) -> None:
+            calls.send(subprocess.Popen(["sleep", "3600"], pass_fds=[calls.fileno()]).pid)
+            os._exit(7)
+
+        server, made = fork(start_another)
+        other = psutil.Process(made._receive())
+        (end,) = server._lifelines
+        wait([end])
+        assert not has_ended(other)
+        server._bury(end)
+        with pytest.raises(ForkedEndedError, match="has ended with status 7"):
+            made.train()
+        wait_until(lambda: has_ended(other))
+        made.close()
+
+    def test_is_killed_where_the_trials_process_is_gone(self, fork):
+        def start_another(calls: Connection) -> None:
+            calls.send(subprocess.Popen(["sleep", "3600"]).pid)
+            time.sleep(3600)
+
+        server, made = fork(start_another)
+        other = psutil.Process(made._receive())
+        (end,) = server._lifelines
+        made.close()
+        server._kill(end)
+        wait_until(lambda: has_ended(other))
+        wait([end])
+        server._bury(end)
+
+    def test_takes_no_other_trial_along(self, fork):
+        server, made = fork(lambda calls: os.killpg(0, signal.SIGUSR1))
+        (end,) = server._lifelines
+        wait([end])
+        server._bury(end)
+        with pytest.raises(ForkedEndedError, match="has ended by SIGUSR1"):
+            made.train()
+        made.close()
+
+    def test_is_not_that_of_the_server(self, start):
+        made = start()
+        assert os.getpgid(made.pid) == made.pid
 
 
 class TestTheEnd:

@@ -30,7 +30,7 @@ from eigensweep.workers.driver.sweep import Job
 from eigensweep.workers.driver.tune import searcher
 from eigensweep.workers.driver.tune.actor_events import MemoryShortageError
 from eigensweep.workers.driver.tune.searcher import OwnTrial, Recorder
-from eigensweep.workers.processes.forked import ForkedEndedError, ForkedShortError
+from eigensweep.workers.processes.forked import ForkedEndedError, ForkedLostError, ForkedShortError
 
 LR = {"low": 1e-5, "high": 1e-1, "log": True}
 GRID = {"optimizer.lr": [1e-2, 1e-3, 1e-4], "model.negative_fraction": [0.0, 0.5]}
@@ -314,6 +314,7 @@ def tell(b: Bench, *reports: Report) -> Job:
         (RayActorError(), "process"),
         (SimpleNamespace(cause=ForkedEndedError()), "process"),
         (SimpleNamespace(cause=ForkedShortError()), "memory"),
+        (SimpleNamespace(cause=ForkedLostError()), "departure"),
     ],
 )
 def test_a_loss_is_told_by_what_tune_was_told(tmp_path, monkeypatch, loss, by):

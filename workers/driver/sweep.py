@@ -372,8 +372,9 @@ class Sweep:
         wait. All nodes may share disk and store, which may work again at any time: so this time
         grows up to `LONGEST_REST` only, and on a single node each trial rests by itself.
 
-        The death of a process with its node does not count against the trial either, unless it
-        comes `MOST_SHORTAGES` times without a report: it may itself bring its nodes down.
+        The death of a process with its node, or with the process that it was forked from, does not
+        count against the trial either, unless it comes `MOST_SHORTAGES` times without a report: it
+        may itself bring them down.
 
         If a node has no memory left, Ray ends the youngest processes first. Nobody knows which
         process took the memory, so no trial is to blame, and each one rests by itself. A trial

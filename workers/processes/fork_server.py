@@ -13,6 +13,9 @@ Each connection is for one forked process, and is its lifeline: when the trial's
 for whatever reason, the kernel closes the connection, and the forked process is killed. When this
 process is gone, the kernel kills all that it has forked. It ends with its Ray node, and after it
 was not asked for anything for a while.
+
+Each forked process has a process group of its own, with all that the trial's code starts: what that
+code does to its group reaches no other trial, and the group ends with the trial.
 """
 
 from __future__ import annotations
@@ -103,6 +106,8 @@ class Server:
         """Of each forked process, by what `pidfd_open` gave for it. That can be read when it has
         ended, and the lifeline when its trial's process has, which never writes to it. None: it was
         killed, and may take its time, as a process does that reads from a disk which hangs."""
+        self._groups: dict[int, int] = {}
+        """Their process groups, by the same."""
 
     def serve(self) -> None:
         """Serve until the end of Ray's node, or until nobody has asked for long."""
@@ -158,7 +163,8 @@ class Server:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             raise
-        self._lifelines[end] = lifeline
+        _lead_group(pid)
+        self._lifelines[end], self._groups[end] = lifeline, pid
 
     def _become_child(self, parent: int, files: list[int]) -> None:
         """Train in this process, which was forked, and end it."""
@@ -167,6 +173,7 @@ class Server:
             die_with_starter()
             if os.getppid() != parent:
                 return
+            _lead_group(0)
             self._listener.close()
             os.close(self._end_of_ray)
             for end, lifeline in self._lifelines.items():
@@ -185,18 +192,31 @@ class Server:
             end_fork(status)
 
     def _kill(self, end: int) -> None:
-        """Kill a forked process whose trial's process has ended."""
-        signal.pidfd_send_signal(end, signal.SIGKILL)  # harmless if it has ended
+        """Kill a forked process whose trial's process has ended, and its group."""
+        self._kill_group(end)
         lifeline, self._lifelines[end] = self._lifelines[end], None
         if lifeline is not None:
             lifeline.close()
 
     def _bury(self, end: int) -> None:
         """Forget a forked process that has ended, and tell its trial's process how."""
+        self._kill_group(end)  # before its number may be another's
+        del self._groups[end]
         status, lifeline = reap(end), self._lifelines.pop(end)
         if lifeline is not None:
             with lifeline, suppress(OSError):
                 lifeline.send(str(status).encode())
+
+    def _kill_group(self, end: int) -> None:
+        """Kill a forked process, if it has not ended, and all that it has started."""
+        with suppress(OSError):
+            os.killpg(self._groups[end], signal.SIGKILL)
+
+
+def _lead_group(pid: int) -> None:
+    """Give a process a group of its own; 0: this one. Both sides do so, as either may be late."""
+    with suppress(OSError):  # it has ended
+        os.setpgid(pid, pid)
 
 
 def find_peer(connection: socket.socket) -> tuple[int, int]:

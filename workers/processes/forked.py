@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any, Final
 
 from eigensweep.protocol.ledger import StaleWriteError
@@ -59,6 +59,10 @@ class ForkedEndedError(RuntimeError):
 
 class ForkedShortError(ForkedEndedError):
     """The kernel has ended it, or its server, when it ended processes since no memory was left."""
+
+
+class ForkedLostError(ForkedEndedError):
+    """Nobody has told how it ended, as where its server has ended, too: not by its trial."""
 
 
 class Forked:
@@ -116,6 +120,9 @@ class Forked:
 
     def _receive(self) -> Any:
         try:
+            # Where the trial's code has forked, that copy holds the other end of the calls open.
+            if self._calls not in wait([self._calls, self._lifeline]):
+                raise self._ended()
             answer = self._calls.recv()
         except (OSError, EOFError) as error:
             raise self._ended() from error
@@ -135,7 +142,7 @@ class Forked:
             return ForkedShortError(
                 f"{what}: its machine had no memory left, and the kernel ended it"
             )
-        return ForkedEndedError(what)
+        return ForkedLostError(what) if status is None else ForkedEndedError(what)
 
 
 def fork(config: Mapping[str, object], node_id: str | None, raylet: int) -> Forked | None:

@@ -22,7 +22,7 @@ LONGEST_REST = 60.0
 
 MOST_SHORTAGES = 30
 """How often a trial may be lost between two of its reports because its node has no memory left, or
-goes itself."""
+goes itself, or the process goes that all of a node are forked from."""
 
 MOST_DEVICES = 2
 """Devices that a trial may lose between two of its reports before it fails: its own kernels may

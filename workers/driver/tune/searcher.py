@@ -21,7 +21,7 @@ from eigensweep.workers.driver.nodes.places import find_place, place_actor
 from eigensweep.workers.driver.sweep import Sweep
 from eigensweep.workers.driver.tune.actor_events import MemoryShortageError
 from eigensweep.workers.driver.tune.trainable import request_place
-from eigensweep.workers.processes.forked import ForkedEndedError, ForkedShortError
+from eigensweep.workers.processes.forked import ForkedEndedError, ForkedLostError, ForkedShortError
 from eigensweep.workers.processes.runner import REPORT
 from eigensweep.workers.processes.trial_process import TrialProcess
 
@@ -225,6 +225,8 @@ class Recorder(tune.Callback):
         cause, place = getattr(loss, "cause", None), None
         if isinstance(loss, MemoryShortageError) or isinstance(cause, ForkedShortError):
             by = "memory"
+        elif isinstance(cause, ForkedLostError):
+            by = "departure"
         elif isinstance(loss, RayActorError) and loss.actor_id:
             place = place_actor(loss.actor_id, order)
             node = None if place is None else place.node_id
