@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from eigensweep.common import own_packages
+from eigensweep.common.foreign_code import TorchSettings
 from eigensweep.common.own_packages import digest_files, digest_package
 from eigensweep.common.registry import Registry, UnknownNameError
 from eigensweep.models import MODELS
@@ -63,6 +65,20 @@ def test_an_installed_package_adds_its_class_after_our_own(install):
     assert list(tasks) == ["copying", "echo"]
     assert issubclass(tasks["echo"], Copying)
     assert tasks.problems == {}
+
+
+def test_what_a_package_sets_for_the_process_is_undone(install, caplog):
+    sets = (
+        "import signal, torch\n"
+        "torch.set_float32_matmul_precision('medium')\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    )
+    caplog.set_level("INFO")
+    before = TorchSettings.read(), signal.getsignal(signal.SIGTERM)
+    install("echo = lab:Echo", sets + ECHO.format(name="echo"))
+    assert "echo" in registry()
+    assert (TorchSettings.read(), signal.getsignal(signal.SIGTERM)) == before
+    assert "loading package=lab for task=echo" in caplog.text
 
 
 def test_packages_are_loaded_at_the_first_look(install):

@@ -19,6 +19,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel
 
+from eigensweep.common.foreign_code import keep_settings, keep_signal_handlers
 from eigensweep.common.own_packages import digest_all, digest_package
 
 logger = logging.getLogger(__name__)
@@ -123,9 +124,10 @@ class Registry(MutableMapping[str, type[Base]], Generic[Base]):
         with self._lock:
             if not self._has_begun:
                 self._has_begun = True
-                # Sorted, so that all machines choose the same of two that offer one name.
-                for entry in sorted(entry_points(group=self.group)):
-                    self._add(entry)
+                with keep_settings(), keep_signal_handlers():
+                    # Sorted, so that all machines choose the same of two that offer one name.
+                    for entry in sorted(entry_points(group=self.group)):
+                        self._add(entry)
         return self._classes
 
     def _add(self, entry: EntryPoint) -> None:
@@ -136,6 +138,7 @@ class Registry(MutableMapping[str, type[Base]], Generic[Base]):
                     f"the name '{entry.name}' belongs to {_path(taken)}; choose another name"
                 )
             package = entry.module.partition(".")[0]
+            logger.info("loading package=%s for %s=%s", package, self.kind, entry.name)
             code = digest_all(digest_package(package))
             cls = self._check(entry.name, entry.load())
             cls.Config.model_json_schema()  # the API's description of a spec contains it

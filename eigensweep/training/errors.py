@@ -6,10 +6,13 @@ Importing this loads no torch: an error of a package's own class comes from a pr
 from __future__ import annotations
 
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
+from eigensweep.common.foreign_code import TRAINING, TorchSettings
 from eigensweep.protocol.code import ForeignCodeError
 
 NO_MEMORY = (
@@ -48,7 +51,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     kinds: tuple[type[BaseException], ...] = (MemoryError, *_loaded("torch", "OutOfMemoryError"))
     return any(
         isinstance(each, kinds)
-        or (isinstance(each, RuntimeError) and any(words in str(each) for words in NO_MEMORY))
+        or (isinstance(each, RuntimeError) and any(words in _words(each) for words in NO_MEMORY))
         for each in _causes(error)
     )
 
@@ -58,7 +61,7 @@ def is_of_the_device(error: BaseException) -> bool:
     kinds = _loaded("torch", "AcceleratorError")
     return not is_out_of_memory(error) and any(
         isinstance(each, kinds)
-        or (isinstance(each, RuntimeError) and any(words in str(each) for words in DEVICE_LOST))
+        or (isinstance(each, RuntimeError) and any(words in _words(each) for words in DEVICE_LOST))
         for each in _causes(error)
     )
 
@@ -74,26 +77,25 @@ def is_of_the_node(error: BaseException) -> bool:
 def contain() -> Iterator[None]:
     """Run code of a model or task, in a process that may train others, too.
 
-    What would end the process becomes an error: `sys.exit`, and exceptions that are no `Exception`,
-    but for an interrupt. What the code has set for all of PyTorch is undone.
+    What would end the process or its thread becomes an error: `sys.exit`, and exceptions that are
+    no `Exception`, but for an interrupt of the main thread. What the code has set for all of
+    PyTorch is undone.
     """
-    torch = sys.modules.get("torch")
-    with_gradients = torch is None or torch.is_grad_enabled()
+    with_gradients = TorchSettings.read().has_gradients
     try:
         yield
-    except (Exception, KeyboardInterrupt):
+    except Exception:
         raise
     except BaseException as error:
-        if hasattr(error, MARK_OF_RAY):
+        is_main = threading.current_thread() is threading.main_thread()
+        if hasattr(error, MARK_OF_RAY) or (is_main and isinstance(error, KeyboardInterrupt)):
             raise
-        did = f"raised {type(error).__name__}: {error}"
+        did = f"raised {type(error).__name__}: {_words(error)}"
         if isinstance(error, SystemExit):
             did = f"called sys.exit({error.code!r})"
         raise RuntimeError(f"the model or task has {did}") from error
     finally:
-        if torch is not None:
-            torch.set_default_dtype(torch.float32)
-            torch.set_grad_enabled(with_gradients)
+        replace(TRAINING, has_gradients=with_gradients).put()
 
 
 def cut_middle(text: str) -> str:
@@ -112,6 +114,14 @@ def let_go(error: BaseException) -> None:
     """Drop what the functions that raised an error still hold: tensors of a device among it."""
     for each in _causes(error):
         traceback.clear_frames(each.__traceback__)
+
+
+def _words(error: BaseException) -> str:
+    """Return the words of an error; nothing where its class cannot say them."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
 
 
 def _loaded(module: str, name: str) -> tuple[type[BaseException], ...]:

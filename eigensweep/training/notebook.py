@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from eigensweep.common.foreign_code import TorchSettings
 from eigensweep.common.variables import expand_home
 from eigensweep.models.base import Model
 from eigensweep.protocol.messages import ConfigJson
@@ -175,9 +176,9 @@ def train(
     named = os.environ.get("EIGENSWEEP_DATA_ROOT", "").strip()
     data_root = data_root or (expand_home(named) if named else None)
     store, before = Store(folder) if folder else None, torch.get_num_threads()
-    dtype, with_gradients = torch.get_default_dtype(), torch.is_grad_enabled()
     flushes = (torch.tensor(torch.finfo(torch.float32).tiny) / 2).item() == 0
     threads = Threads.of(config, cpus, device)
+    settings = TorchSettings.read()
     threads.set_up()
     try:
         with _make_bars(progress) as bars:
@@ -197,8 +198,7 @@ def train(
                 threads.run([replicate.train for replicate in replicates])
     finally:
         torch.set_num_threads(before)
-        torch.set_default_dtype(dtype)
-        torch.set_grad_enabled(with_gradients)
+        settings.put()
         torch.set_flush_denormal(flushes)
     results = [replicate.training.result() for replicate in replicates]
     curves = {replicate.training.seed: replicate.curve for replicate in replicates}

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import cache
 from typing import Any, ClassVar, Final, TextIO
 
 from eigensweep.protocol.messages import Order
@@ -42,7 +43,7 @@ class Printed:
 
     def __enter__(self) -> None:
         self._before = sys.stdout, sys.stderr
-        sys.stdout, sys.stderr = map(_Tee, self._before)
+        sys.stdout, sys.stderr = map(_make_tee, self._before)
         Printed.now = self
 
     def __exit__(self, *_: object) -> None:
@@ -79,6 +80,12 @@ class Printed:
                 kept = Store(order.storage).kept
                 kept.write(key, order.attempt, PRINTED, content, may_be_first=True)
                 self._kept = text
+
+
+@cache
+def _make_tee(stream: TextIO) -> _Tee:
+    """Return the tee of a stream, which is never freed: a thread of the trial may be printing."""
+    return _Tee(stream)
 
 
 class _Tee:

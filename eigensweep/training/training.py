@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from eigensweep.common import traces
+from eigensweep.common import foreign_code, traces
 from eigensweep.models import draw_from, make_model
 from eigensweep.models.base import State, trainable
 from eigensweep.results.seeds import join_codes, split_seeds, summarise
@@ -71,8 +71,7 @@ def set_up_thread(cpus: float) -> None:
     threads that share it. So whoever trains calls this first, before a network gets its weights.
     """
     torch.set_num_threads(max(1, int(cpus)))
-    torch.set_default_dtype(torch.float32)  # a package may have set another one when it was loaded
-    torch.set_grad_enabled(True)
+    foreign_code.TRAINING.put()  # whatever was set before
     torch.set_flush_denormal(True)  # without it vanishing gradients cost several times as much
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import ray
@@ -80,7 +81,7 @@ def make(away: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Cluste
     monkeypatch.setattr(cluster_process, "PROGRAM", "played_ray")
     monkeypatch.setenv("PYTHONPATH", str(HELPERS))
     drivers: Any = PlayedDrivers()
-    return ClusterProcess({"away": str(away), **settings}, mark="a test", drivers=drivers)
+    return ClusterProcess({"away": str(away), **settings}, mark=uuid4().hex, drivers=drivers)
 
 
 def die(cluster: ClusterProcess, death: Death) -> None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from starlette.testclient import TestClient
@@ -40,7 +41,7 @@ def cluster(
     monkeypatch.setenv("PYTHONPATH", str(HELPERS))
     drivers: Any = PlayedDrivers()
     made = ClusterProcess(
-        {"away": str(tmp_path / "away"), "still": str(still)}, mark="a test", drivers=drivers
+        {"away": str(tmp_path / "away"), "still": str(still)}, mark=uuid4().hex, drivers=drivers
     )
     made.start()
     yield made

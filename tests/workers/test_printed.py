@@ -3,6 +3,7 @@
 import json
 import logging
 import multiprocessing
+import subprocess
 import sys
 import threading
 
@@ -43,6 +44,32 @@ def test_prints_and_logs_are_kept_and_seen(order, capsys, monkeypatch):
     out, errors = capsys.readouterr()
     assert (out, "its log\none" in errors) == ("loss 3\noutside\n", True)
     assert "outside" not in read(order)
+
+
+def test_a_thread_that_prints_on_and_on_ends_no_process(order):
+    """Python's `print` holds no reference of its own to the stream that it writes to."""
+    program = (
+        "import sys, threading\n"
+        "from eigensweep.protocol.messages import Order\n"
+        "from eigensweep.training.printed import Printed\n"
+        "import json\n"
+        "order = Order.from_dict(json.loads(sys.argv[1]))\n"
+        "with Printed(order):\n"
+        "    work = lambda: [print('x' * 200) for _ in iter(int, 1)]\n"
+        "    threading.Thread(target=work, daemon=True).start()\n"
+        "for _ in range(300):\n"
+        "    with Printed(order):\n"
+        "        threading.Event().wait(0.002)\n"
+        "import os\n"
+        "os._exit(0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(order.to_dict())],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_prints_are_kept_while_the_trial_trains(order, monkeypatch):

@@ -4,6 +4,7 @@ import errno
 import json
 import platform
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -12,10 +13,12 @@ from orders import make_order
 from ray._raylet import raise_sys_exit_with_custom_error_message
 from ray.tune.result import STDERR_FILE, STDOUT_FILE, TRIAL_INFO
 
+from eigensweep.common.foreign_code import TRAINING, TorchSettings
 from eigensweep.protocol.code import ForeignCodeError
 from eigensweep.store.places.durable_files import storage_error
 from eigensweep.tasks.corpus import CorpusMissingError
 from eigensweep.training.errors import contain
+from eigensweep.training.training import set_up_thread
 from eigensweep.workers.driver.tune.trainable import give_order_alone, request_place
 from eigensweep.workers.processes import runner, trial_process
 from eigensweep.workers.processes.forked import Forked
@@ -99,6 +102,30 @@ def test_what_is_no_exception_is_an_error_of_its_trial():
         raise KeyboardInterrupt
 
 
+def test_an_interrupt_is_an_error_of_the_trial_elsewhere_than_in_a_program(trial):
+    def run() -> None:
+        with contain():
+            raise KeyboardInterrupt
+
+    with ThreadPoolExecutor() as threads:
+        assert isinstance(threads.submit(run).exception(), RuntimeError)
+    report = trial(KeyboardInterrupt())[REPORT]
+    assert (report["outcome"], "KeyboardInterrupt" in report["error"]) == ("failed", True)
+
+
+class SpeechlessError(RuntimeError):
+    """An error that cannot say what it is."""
+
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+def test_an_error_without_words_is_told_with_its_traceback(trial):
+    report = trial(SpeechlessError())[REPORT]
+    assert report["outcome"] == "failed"
+    assert "SpeechlessError" in report["error"]
+
+
 def test_what_a_package_sets_for_all_of_pytorch_is_undone():
     with contain():
         torch.set_default_dtype(torch.float64)
@@ -108,6 +135,27 @@ def test_what_a_package_sets_for_all_of_pytorch_is_undone():
         with contain():
             torch.set_grad_enabled(True)
         assert not torch.is_grad_enabled()
+
+
+SETTINGS = {
+    "the precision of products": lambda: torch.set_float32_matmul_precision("medium"),
+    "it in the new way": lambda: setattr(torch.backends, "fp32_precision", "bf16"),
+    "it of recurrences": lambda: setattr(torch.backends.mkldnn.rnn, "fp32_precision", "bf16"),
+    "the device": lambda: torch.set_default_device("meta"),
+    "deterministic algorithms": lambda: torch.use_deterministic_algorithms(True),
+    "the search for anomalies": lambda: torch.autograd.set_detect_anomaly(True),
+}
+
+
+@pytest.mark.parametrize("what", SETTINGS)
+def test_each_of_these_settings_is_undone(what):
+    with contain():
+        SETTINGS[what]()
+        assert TorchSettings.read() != TRAINING
+    assert TorchSettings.read() == TRAINING
+    SETTINGS[what]()
+    set_up_thread(1)
+    assert TorchSettings.read() == TRAINING
 
 
 def test_after_another_packages_code_a_new_process_is_forked(monkeypatch):

@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import signal
 import socket
-import threading
 import time
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Collection
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -19,6 +17,7 @@ import ray
 import ray.exceptions
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
+from eigensweep.common.foreign_code import keep_signal_handlers
 from eigensweep.common.private_folders import UnsafeFolderError
 from eigensweep.workers.cluster.nodes import ClusterSnapshot, Node, RayPlace, read_nodes
 from eigensweep.workers.cluster.ray_folder import RayFolder
@@ -83,7 +82,7 @@ class RayCluster:
         utils: Any = ray._private.utils  # without types
         if address is not None:
             _knock(address)
-            with _keep_signal_handlers():
+            with keep_signal_handlers():
                 addresses = _init(address=address)
             return cls(None, addresses)
         # Ray turns tokens on for a cluster that it starts, and keeps one in the home folder where
@@ -98,7 +97,7 @@ class RayCluster:
         except (UnsafeFolderError, OSError) as error:
             raise ClusterError(f"Ray has no folder to work in: {error}") from error
         memory = int(utils.estimate_available_memory()) - OBJECT_STORE_BYTES
-        with _keep_signal_handlers():
+        with keep_signal_handlers():
             addresses = _init(
                 address="local",
                 num_cpus=num_cpus,
@@ -209,7 +208,7 @@ class RayCluster:
             for actor in ray.util.list_named_actors(all_namespaces=True):
                 with suppress(ValueError, ray.exceptions.RayError):
                     ray.kill(ray.get_actor(actor["name"], actor["namespace"]))
-        with _keep_signal_handlers():
+        with keep_signal_handlers():
             ray.shutdown()
         if self._folder is not None:
             self._folder.remove()
@@ -247,17 +246,3 @@ def _init(**settings: Any) -> dict[str, str]:
             if place != "local"
             else f"Ray does not start: {error}"
         ) from error
-
-
-@contextmanager
-def _keep_signal_handlers() -> Iterator[None]:
-    """Put this process's signal handlers back after Ray has set its own."""
-    main = threading.current_thread() is threading.main_thread()
-    kinds = (signal.SIGTERM, signal.SIGINT)
-    before = {kind: signal.getsignal(kind) for kind in kinds}
-    try:
-        yield
-    finally:
-        if main:
-            for kind, handler in before.items():
-                signal.signal(kind, handler)

@@ -112,7 +112,7 @@ class Runner:
                 report = self.attempt.advance()
         except StaleWriteError:
             raise  # not this trial's failure: it has a later attempt
-        except Exception as error:  # the one edge where a trial's errors are caught
+        except (Exception, KeyboardInterrupt) as error:  # the one edge for a trial's errors
             report = self._explain(error)
         report = replace(report, place=report.place or self._place)
         lost = report.lost is not None
@@ -123,7 +123,7 @@ class Runner:
         told = {"done": done, LOST: lost, "step": report.step}
         return {REPORT: json.dumps(report.to_dict()), **told, **report.metrics}
 
-    def _explain(self, error: Exception) -> Report:
+    def _explain(self, error: BaseException) -> Report:
         """Return the report of an error: whose fault it is, and in which words."""
         step = 0 if self.attempt is None else self.attempt.reached_step
         is_of_the_disk = disk_failure(error) is not None
