@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -569,6 +569,10 @@ class Training:
         return {name: value.clone() for name, value in self.model.state_dict().items()}
 
 
+PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
+"""Types of a checkpoint's values beside tensors: those that PyTorch reads without other code."""
+
+
 class _EnoughError(Exception):
     """So long was to be trained."""
 
@@ -577,12 +581,19 @@ def _stop() -> None:
     raise _EnoughError
 
 
-def _copy(tree: Any, device: str = "cpu") -> Any:
-    """Return a tree of dicts, lists and tuples with every tensor copied to a device."""
+def _copy(tree: Any, device: str = "cpu", place: str = "the state") -> Any:
+    """Return a tree of dicts, lists and tuples with every tensor copied to a device.
+
+    Raises:
+        ValueError: if there is something else at a `place` in it, which no checkpoint can hold.
+    """
     if isinstance(tree, torch.Tensor):
         return tree.detach().to(device, copy=True)
     if isinstance(tree, dict):
-        return {key: _copy(value, device) for key, value in tree.items()}
+        return {key: _copy(value, device, f"{place}/{key}") for key, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return type(tree)(_copy(value, device) for value in tree)
+        return type(tree)(_copy(value, device, place) for value in tree)
+    if type(tree) not in PLAIN:
+        kind = f"{type(tree).__module__}.{type(tree).__qualname__}"
+        raise ValueError(f"{place} is a {kind}: a checkpoint holds tensors and plain numbers alone")
     return tree

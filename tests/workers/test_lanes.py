@@ -17,6 +17,7 @@ from eigensweep.models import MODELS
 from eigensweep.tasks import TASKS, mnist, speech_frames, treebank
 from eigensweep.training.lanes.stacked.group import Group, LaneError, explain_alone, shape_key
 from eigensweep.training.lanes.stacked.program import Program
+from eigensweep.training.optimizers.optimizers import Optimizers
 
 TRAINED = [name for name in MODELS if not name.startswith("constructed")]
 
@@ -497,6 +498,20 @@ class TestShape:
         training = build(config_of("scornn"), precise=False)
         training.task.loss = lambda logits, batch: logits.sum() * logits.detach().sum().item()
         with pytest.raises(ValueError, match=r"scornn on copying cannot train in lanes.*\.item"):
+            Group(training, 2)
+
+    @pytest.mark.parametrize("name", ["k", "lr"])
+    def test_a_rule_that_remembers_numbers_in_its_groups_is_refused(self, name):
+        class Counting(torch.optim.SGD):
+            def step(self):
+                for group in self.param_groups:
+                    group[name] = 0.9 * group.get(name, 1.0)
+
+        training = build(config_of("scornn"), precise=False)
+        groups = [replace(each, rule=Counting) for each in training.model.param_groups()]
+        training.model.param_groups = lambda: groups
+        training.optimizers = Optimizers(training.model, training.config.optimizer)
+        with pytest.raises(ValueError, match=r"remembers numbers in its groups.*train alone"):
             Group(training, 2)
 
     def test_what_runs_alone_is_told_why(self):

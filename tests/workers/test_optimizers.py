@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import os
 import subprocess
@@ -237,6 +238,72 @@ def test_a_rule_of_its_own_keeps_its_weight_decay():
         optimizers = Optimizers(model, OptimizerConfig(lr=0.1, weight_decay=0.5))
         take_steps(model, optimizers, np.zeros((1, 2, 3)))
         np.testing.assert_allclose(model.U.detach(), U * (1 - 0.1 * decay), 1e-12)
+
+
+class Counting(torch.optim.SGD):
+    """Counts its steps in its group, slows down, and remembers in float64 and by key."""
+
+    def __init__(self, groups):
+        super().__init__(groups, lr=1.0)
+        for group in self.param_groups:
+            group["k"] = 0
+
+    def step(self):
+        for group in self.param_groups:
+            group["k"] += 1
+            group["lr"] *= 0.9
+            for p in group["params"]:
+                mean = self.state[p].setdefault("mean", torch.zeros(3, dtype=torch.float64))
+                mean.mul_(0.7).add_(p.grad, alpha=1 / group["k"])
+                p.data -= (group["lr"] * mean).to(p)
+
+
+def own_rule(rule=Counting, dtype=torch.float32):
+    """Return a model whose main group has a rule of its own."""
+    model = TwoGroups()
+    model.A, model.U = (nn.Parameter(p.detach().to(dtype)) for p in (model.A, model.U))
+    orth, main = model.param_groups()
+    model.param_groups = lambda: [orth, replace(main, rule=rule)]
+    return model
+
+
+@pytest.mark.parametrize("cut", [1, 4])
+def test_what_a_rule_remembers_anywhere_survives_a_checkpoint(cut):
+    whole, first, second = (own_rule() for _ in range(3))
+    config, steps = OptimizerConfig(lr=0.1), torch.tensor(gradients(6), dtype=torch.float32)
+    halves = [1.0, 1.0, 0.5, 0.5, 0.5, 0.5]
+
+    def train(model, optimizers, part):
+        for factor, gradient in zip(halves[part], steps[part], strict=True):
+            optimizers.scale(factor)
+            optimizers.zero_grad()
+            model.A.grad, model.U.grad = gradient
+            optimizers.step(optimizers.gradient_norm())
+
+    train(whole, Optimizers(whole, config), slice(0, 6))
+    optimizers, again = Optimizers(first, config), Optimizers(second, config)
+    train(first, optimizers, slice(0, cut))
+    second.load_state_dict(first.state_dict())
+    again.load_state_dict(copy.deepcopy(optimizers.state_dict()))
+    train(second, again, slice(cut, 6))
+    assert torch.equal(second.U, whole.U)
+
+
+def test_a_donors_state_is_taken_with_ones_own_rates():
+    donor, taker = own_rule(), own_rule()
+    theirs, ours = (Optimizers(m, OptimizerConfig(lr=r)) for m, r in ((donor, 0.1), (taker, 0.4)))
+    for model, optimizers in ((donor, theirs),):
+        model.A.grad, model.U.grad = torch.ones(3), torch.ones(3)
+        optimizers.step(optimizers.gradient_norm())
+    ours.load_state_dict(theirs.state_dict())
+    (group,) = ours._optimizers["rule of main"].param_groups
+    assert (group["k"], group["lr"]) == (1, pytest.approx(0.4 * 0.9))
+
+
+def test_a_rule_that_makes_groups_of_its_own_is_refused():
+    model = own_rule(lambda groups: torch.optim.SGD(groups[0]["params"], lr=0.1))
+    with pytest.raises(ValueError, match="the rule of group 'main' makes groups of its own"):
+        Optimizers(model, OptimizerConfig())
 
 
 def test_a_rule_of_its_own_takes_no_options():

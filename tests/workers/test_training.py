@@ -13,6 +13,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pytest
 import torch
 from toys import Line, LineConfig, Lines, Text, TextConfig, reload, to_exact, train_toy, trial
@@ -602,3 +603,14 @@ class TestOnAGpu:
     def test_a_training_on_a_cpu_changes_nothing(self, chosen):
         Training(trial(), 0)
         assert (torch.get_float32_matmul_precision(), chosen) == ("high", [])
+
+
+def test_a_state_that_no_checkpoint_can_hold_is_told_with_its_place():
+    training = Training(trial(optimizer={"name": "adam"}), 0)
+    training.run(until=1)
+    (optimizer,) = training.optimizers._optimizers.values()
+    memory = next(iter(optimizer.state.values()))
+    memory["d"] = np.float64(0.5)
+    words = "the state/optimizers/adam/0/d is a numpy.float64: a checkpoint holds tensors and plain"
+    with pytest.raises(ValueError, match=words):
+        training.state_dict()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
@@ -32,6 +32,9 @@ from eigensweep.training.optimizers.tf1_optimizers import (
     RMSpropFrom,
     adagrad_tf1,
 )
+
+_GROUPS: Final = "groups of "
+"""Before the kind, in a state: the groups of a rule that a model brings along."""
 
 TorchGroup = dict[str, Any]
 """A parameter group as torch's optimizers take it: `params`, and settings by their names."""
@@ -61,7 +64,6 @@ class Optimizers:
         """The learning rate of each group, by its name, as in the config."""
         self.learning_rates = dict(self.first_rates)
         """What `scale` made of them."""
-        self._factor = 1.0
         self._clip = _make_clip(config)
         self.groups = [
             _describe(g, params, config) for g in groups if (params := trainable(g.params))
@@ -71,6 +73,7 @@ class Optimizers:
             kind: _build_kind([g for g in self.groups if g.kind == kind], config)
             for kind in dict.fromkeys(g.kind for g in self.groups)
         }
+        self._own_rules = {g.kind for g in self.groups if g.rule is not None}
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -83,13 +86,11 @@ class Optimizers:
 
     def scale(self, factor: float) -> None:
         """Let the next steps take the config's learning rates times `factor`."""
-        if factor == self._factor:
-            return
-        self._factor = factor
         self.learning_rates = {name: lr * factor for name, lr in self.first_rates.items()}
         for optimizer in self._optimizers.values():
             for group in optimizer.param_groups:
-                group["lr"] = group["first_lr"] * factor
+                if group["factor"] != factor:  # else a rule of its own may have changed its rate
+                    group["lr"], group["factor"] = group["first_lr"] * factor, factor
 
     def step(self, norm: Tensor) -> None:
         """Clip the gradient, whose global norm is `norm`, and update the parameters."""
@@ -99,14 +100,27 @@ class Optimizers:
             optimizer.step()
 
     def state_dict(self) -> StateDict:
-        """Return what the optimizers remember, by kind; rates and settings come from the config."""
-        return {name: o.state_dict()["state"] for name, o in self._optimizers.items()}
+        """Return what the optimizers remember, by kind; rates and settings come from the config.
+
+        A rule of a group's own may also remember numbers in its groups, and change its rate.
+        """
+        found = {name: each.state_dict() for name, each in self._optimizers.items()}
+        groups = {_GROUPS + name: found[name]["param_groups"] for name in self._own_rules}
+        return {name: each["state"] for name, each in found.items()} | groups
 
     def load_state_dict(self, state: StateDict) -> None:
         """Go on from what `state_dict` returned."""
         for name, optimizer in self._optimizers.items():
             groups = optimizer.state_dict()["param_groups"]
+            known = state.get(_GROUPS + name, groups) if name in self._own_rules else groups
+            for group, before in zip(groups, known, strict=True):
+                rate, first = before["lr"], before["first_lr"]
+                if first != group["first_lr"]:  # a donor had other rates
+                    rate *= group["first_lr"] / first
+                group.update(before, lr=rate, first_lr=group["first_lr"], params=group["params"])
             optimizer.load_state_dict({"state": state[name], "param_groups": groups})
+            if name in self._own_rules:
+                _restore_types(optimizer, state[name])
 
 
 def _describe(
@@ -124,13 +138,29 @@ def _describe(
 def _build_kind(groups: list[UpdatedGroup], config: OptimizerConfig) -> Optimizer:
     leave_compiler_out()
     parts: list[TorchGroup] = [
-        {"params": g.params, "lr": g.rate, "first_lr": g.rate} for g in groups
+        {"params": g.params, "lr": g.rate, "first_lr": g.rate, "factor": 1.0} for g in groups
     ]
     if (rule := groups[0].rule) is not None:
-        return rule(parts)
+        made = rule(parts)
+        if not all("factor" in group for group in made.param_groups):
+            raise ValueError(
+                f"the rule of group '{groups[0].name}' makes groups of its own, without the "
+                "learning rate: give those that it gets to its optimizer"
+            )
+        return made
     for part, group in zip(parts, groups, strict=True):
         part["weight_decay"] = group.weight_decay
     return _build(groups[0].kind, parts, config)
+
+
+def _restore_types(optimizer: Optimizer, state: StateDict) -> None:
+    """Give each remembered tensor its own type back: PyTorch casts it to its parameter's."""
+    params: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
+    for number, memory in state.items():
+        param = params[int(number)]
+        for name, value in memory.items():
+            if isinstance(value, Tensor):
+                optimizer.state[param][name] = value.to(param.device, copy=True)
 
 
 def _build(name: str, groups: list[TorchGroup], config: OptimizerConfig) -> Optimizer:

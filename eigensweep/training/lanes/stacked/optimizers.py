@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import inf
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -353,13 +354,19 @@ class _LaneRule:
             nn.Parameter(torch.zeros(lanes, *p.shape, dtype=dtype, device=device))
             for p in part.params
         ]
-        self._rate = torch.zeros(lanes, dtype=dtype, device=device)
+        self._rate = torch.ones(lanes, dtype=dtype, device=device)
         self._optimizer: Optimizer = group.rule([{"params": self._params, "lr": self._rate}])
+        before = self._settings()
         with torch.no_grad():
             for param, own in zip(self._params, part.params, strict=True):
                 param.copy_(own)
                 param.grad = torch.zeros_like(param)
         self._optimizer.step()  # so that it makes all that it remembers
+        if self._settings() != before or not (self._rate == 1).all():
+            raise ValueError(
+                f"the rule of group '{group.name}' remembers numbers in its groups, of which all "
+                "lanes would have the same; such networks train alone"
+            )
         for memory in self._memories():
             for known in memory.values():
                 known.zero_()
@@ -389,6 +396,13 @@ class _LaneRule:
             number: {name: known[lane].clone() for name, known in memory.items()}
             for number, memory in enumerate(self._memories())
         }
+
+    def _settings(self) -> list[dict[str, Any]]:
+        """Return all of the groups but the parameters, and which object the rate is."""
+        return [
+            {n: id(v) if n == "lr" else v for n, v in group.items() if n != "params"}
+            for group in self._optimizer.param_groups
+        ]
 
     def _memories(self) -> list[Memory]:
         return [self._optimizer.state[param] for param in self._params]
