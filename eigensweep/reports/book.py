@@ -16,7 +16,6 @@ from eigensweep.reports import pictures
 from eigensweep.reports.front import (
     METHODS,
     REFERENCES,
-    EarlierReports,
     Shown,
     chance_words,
     count_words,
@@ -34,9 +33,6 @@ from eigensweep.search_spaces.shipped.reproductions import make_specs, suite_nam
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.store.places.durable_files import write_whole
 
-EARLIER: Final = "earlier.json"
-"""Reports of older versions, whose results were not kept, among the page's pictures."""
-
 
 def make_page(folder: Path, page: Path) -> None:
     """Write the page of all results in a folder, and its pictures into a folder beside it.
@@ -50,7 +46,7 @@ def make_page(folder: Path, page: Path) -> None:
     shown = read(folder)
     for name, each in shown.items():
         draw(each.results, each.content, place / name_picture(name))
-    write_whole(page, write(shown, read_earlier(place / EARLIER), folder, page).encode())
+    write_whole(page, write(shown, folder, page).encode())
 
 
 def read(folder: Path) -> dict[str, Shown]:
@@ -59,13 +55,6 @@ def read(folder: Path) -> dict[str, Shown]:
         name: Shown(results, make_report(results), is_outdated(results))
         for name, results in choose(read_folder(folder)).items()
     }
-
-
-def read_earlier(path: Path) -> EarlierReports:
-    """Return the reports of older versions that a file has; none if it is not there."""
-    if not path.is_file():
-        return EarlierReports()
-    return EarlierReports.model_validate_json(path.read_bytes())
 
 
 def choose(found: Iterable[Results]) -> dict[str, Results]:
@@ -80,12 +69,11 @@ def choose(found: Iterable[Results]) -> dict[str, Results]:
     return {name: by_name[name] for name in suite_names() if name in by_name}
 
 
-def write(shown: Mapping[str, Shown], older: EarlierReports, folder: Path, page: Path) -> str:
-    """Return the page of these results; of other suites the reports of older versions, if any."""
-    earlier = older.without(shown)
+def write(shown: Mapping[str, Shown], folder: Path, page: Path) -> str:
+    """Return the page of these results."""
     place = Path(os.path.relpath(folder, page.parent))
-    missing = [name for name in suite_names() if name not in shown and name not in earlier]
-    logs = write_logs(shown, earlier)
+    missing = [name for name in suite_names() if name not in shown]
+    logs = write_logs(shown)
     explained = (
         ["## Where paper, logs and these runs differ", "", LOGS, "", *logs, ""] if logs else []
     )
@@ -93,10 +81,10 @@ def write(shown: Mapping[str, Shown], older: EarlierReports, folder: Path, page:
         "# The papers, measured again",
         "",
         "`eigensweep reproduce --page-only` makes this page of the [files of results]"
-        f"({place.as_posix()}) alone. {count_words(shown, earlier)} In bold: the primary claim of "
+        f"({place.as_posix()}) alone. {count_words(shown)} In bold: the primary claim of "
         "a table or figure.",
         "",
-        *write_claims(shown, earlier),
+        *write_claims(shown),
         "",
         *explained,
         "## Methods",
@@ -126,10 +114,6 @@ def write(shown: Mapping[str, Shown], older: EarlierReports, folder: Path, page:
         results = (place / name_file(name, each.results.budget)).as_posix()
         report = write_report(each.content, figure, 2, results=results, outdated=each.outdated)
         lines += [report.rstrip(), ""]
-    if earlier and older.words:
-        lines += [older.words, ""]
-    for each_earlier in earlier.values():
-        lines += [each_earlier.text.strip(), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
@@ -28,7 +28,6 @@ from eigensweep.search_spaces.shipped.reproductions import (
     suite_names,
 )
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.search_spaces.trial import Strict
 
 REFERENCES: Final = {
     "Helfrich & Ye 2020": "Kyle Helfrich and Qiang Ye. Eigenvalue Normalized Recurrent Neural "
@@ -85,35 +84,6 @@ METHODS: Final = (
 )
 
 
-class EarlierReport(Strict):
-    """A report of an older version whose results were not kept: its words alone."""
-
-    name: str
-    """The suite's name."""
-    revision: str
-    verdict: str
-    minutes: float
-    """Of training."""
-    stands: bool
-    """Whether its verdict holds by the rules of now."""
-    claims: list[tuple[str, str]]
-    """Each claim in words, with its verdict then."""
-    text: str
-    """The whole report as Markdown."""
-
-
-class EarlierReports(Strict):
-    """The reports of older versions."""
-
-    words: str = ""
-    """What a reader must know of all of them."""
-    reports: tuple[EarlierReport, ...] = ()
-
-    def without(self, names: Collection[str]) -> dict[str, EarlierReport]:
-        """Return the reports of all other suites, by suite."""
-        return {each.name: each for each in self.reports if each.name not in names}
-
-
 @dataclass(frozen=True)
 class Shown:
     """Results with their report."""
@@ -124,14 +94,9 @@ class Shown:
     """Whether the suite has trials or seeds now that these results do not have."""
 
 
-def write_claims(shown: Mapping[str, Shown], earlier: Mapping[str, EarlierReport]) -> list[str]:
+def write_claims(shown: Mapping[str, Shown]) -> list[str]:
     """Return the table of claims, one line for each."""
-    rows: list[tuple[str, ...]] = []
-    for name in suite_names():
-        if name in shown:
-            rows += _claim_rows(shown[name])
-        elif name in earlier:
-            rows += _earlier_rows(earlier[name])
+    rows = [row for name in suite_names() if name in shown for row in _claim_rows(shown[name])]
     return table(CLAIM_HEADS, rows)
 
 
@@ -151,30 +116,7 @@ def _claim_rows(each: Shown) -> Iterator[tuple[str, ...]]:
         )
 
 
-def _earlier_rows(report: EarlierReport) -> Iterator[tuple[str, ...]]:
-    heading = report.text.partition("\n")[0].removeprefix("## ")
-    link = f"[{report.name}](#{make_anchor(heading)})"
-    claims = {claim.says: claim for claim in load_suite(report.name).claims}
-    for number, (says, verdict) in enumerate(report.claims):
-        words = verdict
-        if not report.stands:
-            words = f"to be judged again (was: {verdict}): its trials were not kept; "
-            words += _need_words(report.name, claims.get(says))
-        paper = _paper_words(report.name, claims[says]) if says in claims else ""
-        yield link, f"**{says}**" if number == 0 else says, paper, "in its report", words, "", ""
-
-
-def _need_words(name: str, claim: Claim | None) -> str:
-    """Return what it takes to judge a claim again."""
-    full = f"{_core_hours(name, 'full')} in full"
-    if claim is not None and claim.not_short is not None:
-        return f"decided in the full budget alone, with {full}"
-    confirms = claim is not None and claim.short_confirms
-    can = ", which can confirm it and not refute it" if confirms else ""
-    return f"{_core_hours(name, 'short')} in the short budget{can}, {full}"
-
-
-def write_logs(shown: Mapping[str, Shown], earlier: Mapping[str, EarlierReport]) -> list[str]:
+def write_logs(shown: Mapping[str, Shown]) -> list[str]:
     """Return the table of claims of which the authors' program or logs show something."""
     rows: list[tuple[str, ...]] = []
     for name in suite_names():
@@ -183,10 +125,6 @@ def write_logs(shown: Mapping[str, Shown], earlier: Mapping[str, EarlierReport])
                 found = shown[name].content.claims[number]
                 verdict = found.verdict if found.counts else "needs the full budget"
                 rows.append((name, says_words(found), claim.logs, _own_words(found), verdict))
-            elif claim.logs is not None and name in earlier:
-                verdicts = dict(earlier[name].claims)
-                was = verdicts.get(claim.says, "not judged")
-                rows.append((name, claim.says, claim.logs, "in its report", was))
     return table(LOG_HEADS, rows) if rows else []
 
 
@@ -314,15 +252,11 @@ def _seeds_words(claim: Claim, content: ReportContent) -> str:
     return words
 
 
-def count_words(shown: Mapping[str, Shown], earlier: Mapping[str, EarlierReport]) -> str:
+def count_words(shown: Mapping[str, Shown]) -> str:
     """Return how many tables and figures have which verdict."""
-    verdicts: list[str] = [each.content.verdict for each in shown.values()]
-    verdicts += [each.verdict for name, each in earlier.items() if each.stands]
-    waiting = sum(not each.stands for each in earlier.values())
+    verdicts = [each.content.verdict for each in shown.values()]
     counted = [f"*{v}* {verdicts.count(v)}" for v in dict.fromkeys(sorted(verdicts))]
-    if waiting:
-        counted.append(f"to be judged again {waiting}")
-    if left := len(suite_names()) - len(shown) - len(earlier):
+    if left := len(suite_names()) - len(shown):
         counted.append(f"not run {left}")
     return f"Verdicts on {len(suite_names())} tables and figures: {', '.join(counted)}."
 

@@ -22,11 +22,9 @@ from eigensweep.reports import __main__ as process
 from eigensweep.reports import pictures
 from eigensweep.reports.book import is_outdated, make_page
 from eigensweep.reports.front import (
-    EarlierReport,
     Shown,
     _p_words,
     machine_words,
-    write_claims,
     write_logs,
 )
 from eigensweep.reports.markdown import write_report
@@ -993,24 +991,12 @@ def test_a_p_value_stands_beside_a_verdict_that_it_decides():
     assert words(undecided, verdict=undecided[1], stuck=True) == "", "a divergence decides"
 
 
-def test_a_row_that_waits_says_for_what_and_logs_stand_beside(tmp_path):
-    earlier = EarlierReport(
-        name="asrnn/figure-2",
-        revision="abc",
-        verdict="holds",
-        minutes=3.0,
-        stands=False,
-        claims=[("The LSTM does not come below the baseline", "holds")],
-        text="## asrnn/figure-2: Copying over 1,000 steps\n",
-    )
-    (row,) = write_claims({}, {earlier.name: earlier})[2:]
-    assert "to be judged again (was: holds): its trials were not kept; 0.6 core hours in" in row
-    assert "core hours in full" in row
+def test_what_the_logs_show_stands_beside_a_claim(tmp_path):
     made = make_experiment(
         tmp_path, "main", make_specs("nnrnn/figure-5a", "full")["main"], {"l1_256": [0.1] * 10}
     )
     results = collect(make_order("nnrnn/figure-5a", tmp_path, experiments=[made], budget="full"))
-    rows = write_logs({results.name: Shown(results, judge_results(results), False)}, {})[2:]
+    rows = write_logs({results.name: Shown(results, judge_results(results), False)})[2:]
     assert len(rows) == 2
     assert "both after 41 iterations" in rows[1]
     assert "not comparable" in rows[1]
