@@ -52,7 +52,9 @@ SHARE_SECONDS: Final = 1.0
 """Between two looks at what experiments want of the cluster."""
 LEAST_INTERVAL: Final = 0.1
 """Shortest time, in seconds, between two ticks: a hundred posts at once are one look."""
-INNOCENT: Final = ("superseded", "memory", "ray", "store", "code", "unseen")
+STOP_SECONDS: Final = 300.0
+"""Seconds for a driver to stop its trials after a pause or cancellation; then it hangs."""
+INNOCENT: Final = ("superseded", "memory", "ray", "store", "code", "unseen", "stuck")
 """Causes of a driver's death that say nothing of its experiment; `superseded`: another service had
 the lead meanwhile."""
 DELIVERY_PAUSE: Final = 5.0
@@ -77,6 +79,8 @@ class _Supervised:
     """When its driver was launched, by the dispatcher's clock."""
     problem: str | None = None
     """Why the last look at this experiment failed; None: it did not."""
+    asked_since: float | None = None
+    """Time, by the dispatcher's clock, since when its trials are to stop; None: they go on."""
     is_over: bool = False
     """Whether the experiment has ended, and its driver only reports and delivers."""
     over_since: float | None = None
@@ -222,6 +226,10 @@ class Dispatcher:
         for each in unfinished:
             known = self._supervised.setdefault(each.id, _Supervised())
             known.is_over, known.is_told = each.is_over, each.is_told
+            if not each.is_asked:
+                known.asked_since = None
+            elif known.asked_since is None:
+                known.asked_since = self.clock()
             if not each.is_over:
                 running += 1
                 known.over_since, known.is_leaving = None, False
@@ -241,7 +249,9 @@ class Dispatcher:
         everything_fails = failing and len(failing) == len(self._supervised)
         self.problem = next(iter(failing.values())) if everything_fails else None
 
-    def _list_next(self, unfinished: Sequence[Row[str, bool, bool]]) -> tuple[list[str], list[str]]:
+    def _list_next(
+        self, unfinished: Sequence[Row[str, bool, bool, bool]]
+    ) -> tuple[list[str], list[str]]:
         """Return the newcomers and the head of the queue, as far as there is room for one of them.
 
         To put a long queue in order takes time, and each of many posts has it looked at.
@@ -313,9 +323,19 @@ class Dispatcher:
                 known.gone_at = None
                 logger.info("driver found again experiment=%s", id)
         if known.driver is not None and not self._has_gone(id, known, known.driver):
+            self._end_if_stuck(id, known)
             return
         if self.clock() >= known.not_before and (not known.is_over or self._may_deliver(id, known)):
             self._start(id, known)
+
+    def _end_if_stuck(self, id: str, known: _Supervised) -> None:
+        """End a driver that does not stop its trials, as one that runs a package's endless loop."""
+        if known.driver is None or known.asked_since is None:
+            return
+        if self.clock() >= max(known.asked_since, known.launched_at) + STOP_SECONDS:
+            words = f"it had not stopped its trials {STOP_SECONDS:.0f} s after it was asked to"
+            logger.warning("driver is ended experiment=%s %s", id, words)
+            known.driver.kill(Death(words, "stuck"))
 
     def _may_deliver(self, id: str, known: _Supervised) -> bool:
         """Return whether an experiment that is over may have a driver now."""

@@ -130,16 +130,18 @@ class Record(Reopening, Retention):
         database.look(self.url, lambda found: check_quotas(RowSession(found), specs, owner))
 
     @database.reading
-    def list_unfinished(self, session: Session) -> Sequence[Row[str, bool, bool]]:
+    def list_unfinished(self, session: Session) -> Sequence[Row[str, bool, bool, bool]]:
         """Return the experiments that have or need a driver and are not queued, oldest first.
 
         Each is an `id`; `is_over`: it has ended, and its driver only has to bring MLflow up to
-        date; and `is_told`: its notices say why something of it waits.
+        date; `is_told`: its notices say why something of it waits; and `is_asked`: it is to be
+        paused or cancelled.
         """
         is_over = ExperimentRow.state.in_(ENDED).label("is_over")
         is_told = ExperimentRow.notices.is_not(None).label("is_told")
+        is_asked = ExperimentRow.state.in_(("pausing", "cancelling")).label("is_asked")
         query = (
-            select(ExperimentRow.id, is_over, is_told)
+            select(ExperimentRow.id, is_over, is_told, is_asked)
             .where(or_(ExperimentRow.state.in_(DRIVEN), is_over & ExperimentRow.tracked.is_(False)))
             .order_by(ExperimentRow.created_at, ExperimentRow.id)
         )

@@ -83,6 +83,9 @@ class InMemoryDriver:
     def state(self) -> Any:
         return self.now
 
+    def kill(self, why: Death) -> None:
+        self.now, self.death = "died", why
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_openapi_page() -> Iterator[None]:

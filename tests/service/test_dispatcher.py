@@ -27,6 +27,7 @@ from eigensweep.service.queue.dispatcher import (
     LONGEST_PAUSE,
     MLFLOW_SECONDS,
     MOST_DEATHS,
+    STOP_SECONDS,
     Dispatcher,
 )
 from eigensweep.service.record.ledger import RecordLedger
@@ -267,6 +268,27 @@ class TestDispatcher:
             ("driver", f"its driver died and is started again: {death}")
         ]
         assert 300 < now[0] < 2 * MOST_DEATHS * LONGEST_PAUSE, "after growing pauses"
+
+    @pytest.mark.parametrize("ask", ["pause", "cancel"])
+    def test_one_that_does_not_stop_its_trials_is_replaced(self, record, launcher, post, ask):
+        now = [0.0]
+        dispatcher = Dispatcher(record, launcher=launcher, options=OPTIONS, clock=lambda: now[0])
+        id = post()
+        dispatcher.tick()
+        now[0] = 10 * STOP_SECONDS
+        dispatcher.tick()
+        getattr(record, ask)(id)
+        for seconds in (0, STOP_SECONDS - 1):
+            now[0] = 10 * STOP_SECONDS + seconds
+            dispatcher.tick()
+            assert launcher.launched[-1].now == "running"
+        now[0] += 1
+        for _ in range(3):
+            dispatcher.tick()
+            now[0] += LONGEST_PAUSE / 2
+        assert [each.now for each in launcher.launched] == ["died", "running"]
+        (notice,) = record.row(id).notices
+        assert "it had not stopped its trials 300 s after it was asked to" in notice["words"]
 
     def test_pauses_begin_anew_after_a_driver_that_was_at_work(self, record, launcher, post):
         now = [0.0]

@@ -130,6 +130,14 @@ def test_it_says_why_it_ended(launch, does, state, words):
     assert (driver.death.cause, words in driver.death.words) == (does, True)
 
 
+def test_one_that_is_killed_for_a_reason_died_of_that(launch):
+    driver, why = launch(), Death("it had not stopped its trials", "stuck")
+    wait_until(lambda: is_forked(driver))
+    driver.kill(why)
+    assert wait_for(driver) == "died"
+    assert driver.death == why
+
+
 def test_long_last_words_in_any_letters_do_not_hold_it_up(launch):
     driver = launch(does="words")
     assert wait_for(driver) == "died"

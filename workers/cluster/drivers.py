@@ -74,6 +74,8 @@ class DriverProcess:
     _end: int | None = None
     """Of `pidfd_open`: can be read when the process has ended."""
     _killed: int = field(default_factory=lambda: count_kills())
+    _why: Death | None = None
+    """Why it was killed here, if it was."""
 
     def state(self) -> State:
         """Return how it is; `lost` if it died because Ray was lost.
@@ -89,8 +91,9 @@ class DriverProcess:
                 return "running" if was_well is None else "lost"
         return self._over or "running"
 
-    def kill(self) -> None:
+    def kill(self, why: Death | None = None) -> None:
         """End the process at once; Ray ends those of its trials."""
+        self._why = why
         if self._over is None and self._end is not None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._end, signal.SIGKILL)
@@ -103,7 +106,9 @@ class DriverProcess:
 
     def end(self, status: int, death: Death | None) -> None:
         """Note its exit status, and what it said of its end."""
-        if death is not None:
+        if self._why is not None:
+            self.finish("died", self._why)
+        elif death is not None:
             self.finish("ended" if death.cause == "superseded" else "died", death)
         elif status == 0:
             self.finish("ended", None)
