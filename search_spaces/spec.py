@@ -359,7 +359,7 @@ class ExperimentSpec(Strict):
             message = _say_first(error)
         except ValueError as error:
             message = str(error)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if find_code(self.task.name, self._arm[point.arm].model.name) is None:
                 raise
             message = say_foreign(error)

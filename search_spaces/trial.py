@@ -176,7 +176,7 @@ class OptimizerConfig(Strict):
         return self.model_copy(update=filled)
 
 
-def say_foreign(error: Exception) -> str:
+def say_foreign(error: BaseException) -> str:
     """Return what a person reads of an error in the code of an own model's or task's config."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     place = f"{frame.name}, line {frame.lineno} of {Path(frame.filename).name}"
@@ -386,7 +386,7 @@ class TrialConfig(Strict):
                 check()
             except ValueError as error:
                 found[section] = str(error)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 if self.code is None:
                     raise
                 found[section] = say_foreign(error)

@@ -78,8 +78,8 @@ def _fetch_one(
 ) -> list[tuple[str, str]]:
     """Download one address, and put the files that it holds in their places.
 
-    A wrong file is removed. If its download was resumed, its parts may belong to two versions, so
-    it is downloaded once more.
+    A wrong file is removed. If its download went on after a break, its parts may belong to two
+    versions, so it is downloaded once more.
     """
     for _ in range(2):
         with _open_incoming(url, data_root) as file:
@@ -88,14 +88,21 @@ def _fetch_one(
             importer = Importer(data_root, [corpus])
             importer.take(path)
             is_wrong = not (importer.copied or importer.kept)
-            digest = sha256(path.read_bytes()).hexdigest() if is_wrong else ""
+            content = path.read_bytes() if is_wrong else b""
             path.unlink()
         if not is_wrong:
             return [(place, url) for place, _ in importer.copied]
         if not was_resumed:
             break
     reasons = "; ".join(words.replace(str(path), "it") for words in importer.refused)
-    raise AddressError(f"is another file, with SHA-256 {digest}{reasons and f' ({reasons})'}")
+    if not content:
+        raise AddressError("sent nothing")
+    if content[:512].lstrip().lower().startswith((b"<!doctype html", b"<html")):
+        reasons = f"a page of HTML, such as one to sign in{reasons and f'; {reasons}'}"
+    raise AddressError(
+        f"is another file, with SHA-256 {sha256(content).hexdigest()}, of {len(content):,} bytes"
+        f"{reasons and f' ({reasons})'}"
+    )
 
 
 @contextmanager
@@ -125,7 +132,7 @@ def _open_incoming(url: str, data_root: Path) -> Iterator[BinaryIO]:
 
 
 def download(url: str, file: BinaryIO, on_progress: OnProgress) -> bool:
-    """Append to a file the rest of what an address holds; return whether the file had a part of it.
+    """Append to a file the rest of what an address holds; return whether it came in parts.
 
     Raises:
         AddressError: if the server does not answer or refuses, if the connection breaks ATTEMPTS
@@ -146,7 +153,7 @@ def download(url: str, file: BinaryIO, on_progress: OnProgress) -> bool:
     except (httpx2.HTTPError, ImportError) as error:  # a proxy may need another package
         raise AddressError(str(error) or type(error).__name__) from error
     file.flush()
-    return part > 0
+    return part > 0 or retrying.statistics["attempt_number"] > 1
 
 
 def _receive(client: httpx2.Client, url: str, file: BinaryIO, on_progress: OnProgress) -> None:
@@ -163,6 +170,9 @@ def _receive(client: httpx2.Client, url: str, file: BinaryIO, on_progress: OnPro
         if response.status_code != httpx2.codes.PARTIAL_CONTENT:
             file.truncate(0)  # the server sends the whole file again
             have = 0
+        elif not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
+            file.truncate(0)
+            raise httpx2.ReadError("it sends another part than the one that was asked for")
         length = response.headers.get("Content-Length")
         expected = have + int(length) if length else None
         for piece in response.iter_raw():

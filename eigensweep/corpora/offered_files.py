@@ -87,6 +87,7 @@ _BREAKAGES = (
     *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError),
     *(ValueError, OverflowError, struct.error),  # names and numbers in a damaged table of contents
     *(RuntimeError, NotImplementedError),  # an encrypted member; a compression that is not known
+    MemoryError,  # a name of gigabytes, packed
 )
 
 

@@ -531,6 +531,8 @@ class Training:
             numbers = {
                 n: v.detach() if isinstance(v, torch.Tensor) else v for n, v in report.items()
             }
+            if wrong := [name for name in numbers if not 0 < len(name) <= LONGEST_NAME]:
+                raise ValueError(f"a name has 1 to {LONGEST_NAME} letters, got {wrong[0][:80]!r}")
             return keep_finite({name: float(value) for name, value in numbers.items()})
         except (RuntimeError, ValueError, TypeError, AttributeError) as error:
             name = type(self.model).__name__
@@ -568,6 +570,9 @@ class Training:
         """Return a copy of the model's parameters and buffers."""
         return {name: value.clone() for name, value in self.model.state_dict().items()}
 
+
+LONGEST_NAME: Final = 200
+"""Letters of the name of a number; MLflow refuses longer ones."""
 
 PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 """Types of a checkpoint's values beside tensors: those that PyTorch reads without other code."""

@@ -19,6 +19,8 @@ class CorpusServer(ThreadingHTTPServer):
         self.files: dict[str, bytes] = {}
         self.cuts, self.whole = 0, 0
         self.takes_ranges = True
+        self.first: int | None = None
+        """Where the part begins that is sent in place of the one that was asked for."""
         self.requests: list[tuple[str, str | None]] = []
         """Path and range of each request."""
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
@@ -43,6 +45,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.send_header("Content-Length", "0")
                 self.end_headers()
                 return
+            first = first if self.server.first is None else self.server.first
             self.send_response(206)
             self.send_header("Content-Range", f"bytes {first}-{len(content) - 1}/{len(content)}")
         else:

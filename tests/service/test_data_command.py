@@ -249,6 +249,43 @@ class TestFetching:
         server.files["/all.tgz"] = make_tar(FILES)
         assert run("fetch", "letters").exit_code == 0
 
+    @pytest.mark.parametrize(
+        ("content", "words"),
+        [
+            (b"", "all.tgz: sent nothing"),
+            (b" <!DOCTYPE html><p>Sign in", "of 26 bytes (a page of HTML, such as one to sign in"),
+        ],
+    )
+    def test_another_answer_than_a_file_is_named(self, root, server, publish, content, words):
+        publish((f"{server.url}/all.tgz",))
+        server.files["/all.tgz"] = content
+        assert words in run("fetch", "letters").stderr
+
+    def test_two_versions_that_one_download_mixed_are_fetched_anew(
+        self, root, server, publish, monkeypatch
+    ):
+        publish((f"{server.url}/all.tgz",))
+        good = make_tar(FILES)
+        server.files["/all.tgz"] = bytes(len(good))
+        server.cuts, server.whole = 1, 100
+        receive = fetching._receive
+
+        def replace_file(*asked: Any) -> None:
+            try:
+                receive(*asked)
+            finally:
+                server.files["/all.tgz"] = good
+
+        monkeypatch.setattr(fetching, "_receive", replace_file)
+        assert run("fetch", "letters").exit_code == 0
+
+    def test_another_part_than_the_one_asked_for_is_not_appended(
+        self, root, server, publish, monkeypatch
+    ):
+        publish(addresses(server.url))
+        server.cuts, server.whole, server.first = 1, 100, 0
+        assert run("fetch", "letters").exit_code == 0
+
     def test_a_download_larger_than_any_corpus_is_refused(self, root, server, publish, monkeypatch):
         publish(addresses(server.url))
         monkeypatch.setattr(fetching, "MAX_BYTES", 4_999)

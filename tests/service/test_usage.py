@@ -92,6 +92,15 @@ def test_a_trial_that_trains_counts_up_to_its_newest_report(url, spec, clock):
     assert read(ledger) == [(60.0, 60.0, 0.0)] * 2
 
 
+def test_a_clock_that_is_set_back_and_forth_counts_no_time_twice(url, spec, clock):
+    ledger = start(url, spec())
+    ledger.begin(0)
+    for step, jump in ((10, 0), (20, -3600), (30, 3600), (40, 0)):
+        clock.now += 30 + jump
+        ledger.report(0, 1, step, {"objective": 1.0}, PLACE)
+    assert read(ledger) == [(120.0, 120.0, 0.0)] * 2
+
+
 def test_trials_of_one_engine_share_its_devices():
     resources = {"cpus": 1.0, "gpus": 1.0, "lanes": "auto"}
     alone, shared = devices_of({"resources": resources}), devices_of({"resources": resources}, 8)

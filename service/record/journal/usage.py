@@ -66,7 +66,7 @@ def count_use(
     """
     now = time.time() if until is None else until
     seconds = max(0.0, now - (attempt.counted_at or attempt.started_at))
-    attempt.counted_at = now
+    attempt.counted_at = max(now, attempt.counted_at or now)  # the clock may have been set back
     experiment = rows.get_one(ExperimentRow, trial.experiment_id)
     cpus, gpus = devices_of(experiment.spec, (attempt.place or {}).get("lanes"))
     for row in (trial, experiment):
