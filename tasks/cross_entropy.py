@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from eigensweep.common.autograd import Function
+from eigensweep.common.autograd import Function, first_derivatives_only
 
 Reduction = Literal["mean", "sum"]
 
@@ -103,16 +103,10 @@ class _Gradient(Function):
     def forward(logits: Tensor, gradient: Tensor, g: Tensor) -> Tensor:
         return gradient * g[:, None, None]
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> None:
-        raise RuntimeError(
-            "eigensweep.tasks.cross_entropy has first derivatives only; for second derivatives use "
-            "torch.nn.functional.cross_entropy"
-        )
+    backward = first_derivatives_only(
+        "eigensweep.tasks.cross_entropy has first derivatives only; for second derivatives use "
+        "torch.nn.functional.cross_entropy"
+    )
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:

@@ -48,9 +48,6 @@ def test_wrong_arguments_are_still_told() -> None:
         def forward(x: torch.Tensor) -> torch.Tensor:
             return 2 * x
 
-        @staticmethod
-        def setup_context(ctx: object, inputs: tuple[object, ...], output: object) -> None: ...
-
     assert Twice.apply(torch.ones(1)).item() == 2  # type: ignore[no-untyped-call]
     with pytest.raises(TypeError, match="positional argument"):
         Twice.apply(torch.ones(1), 3)  # type: ignore[no-untyped-call]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from inspect import Parameter, Signature
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import torch
 
@@ -21,3 +22,16 @@ class Function(torch.autograd.Function):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         cls.forward.__signature__ = BY_POSITION  # type: ignore[attr-defined]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keep what `backward` needs. Default: nothing."""
+
+
+def first_derivatives_only(words: str) -> Callable[..., NoReturn]:
+    """Return the `backward` of a backward pass: it raises RuntimeError with these words."""
+
+    def backward(ctx: Any, *grads: Any) -> NoReturn:
+        raise RuntimeError(words)
+
+    return staticmethod(backward)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from eigensweep.common.autograd import Function
+from eigensweep.common.autograd import Function, first_derivatives_only
 from eigensweep.models.matrices.rotations import Angles
 
 Style = Literal["tunable", "fft"]
@@ -133,16 +133,10 @@ class _Gradients(Function):
             layers.shift(both, k, -1)
         return d_theta, d_phi
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> None:
-        raise RuntimeError(
-            "the fast products of rotations have first derivatives only; "
-            "eigensweep.models.matrices.rotations has them in plain PyTorch"
-        )
+    backward = first_derivatives_only(
+        "the fast products of rotations have first derivatives only; "
+        "eigensweep.models.matrices.rotations has them in plain PyTorch"
+    )
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:

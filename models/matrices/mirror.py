@@ -67,10 +67,6 @@ class _LessTranspose(Function):
         return _combine(M, -1, 1.0) if M.dim() == 2 else M - M.mT
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
-
-    @staticmethod
     def backward(ctx: Any, G: Tensor) -> Tensor:
         return less_transpose(G)
 

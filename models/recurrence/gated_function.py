@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from eigensweep.common.autograd import Function
+from eigensweep.common.autograd import Function, first_derivatives_only
 from eigensweep.models.recurrence.gated_steps import GatedSteps
 from eigensweep.models.recurrence.history import empty_history
 from eigensweep.models.recurrence.lanes import on_folded_lanes, spread_input
@@ -175,17 +175,11 @@ class _GatedGradients(Function):
         dU, db, *rest = steps.gradients()
         return dx, dU, db, dV, d_logits.flatten(1, -2).sum(1), later[..., :n].contiguous(), *rest
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> None:
-        raise RuntimeError(
-            "the fast recurrence has first derivatives only; take second ones through the readable "
-            "one, as Model.states does: eigensweep.models.recurrence.gated_reference, "
-            "goru_reference and ode_reference"
-        )
+    backward = first_derivatives_only(
+        "the fast recurrence has first derivatives only; take second ones through the readable "
+        "one, as Model.states does: eigensweep.models.recurrence.gated_reference, "
+        "goru_reference and ode_reference"
+    )
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:

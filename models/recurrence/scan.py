@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from eigensweep.common.autograd import Function
+from eigensweep.common.autograd import Function, first_derivatives_only
 from eigensweep.models.recurrence.lanes import on_folded_lanes
 from eigensweep.models.recurrence.native import scan as native
 from eigensweep.models.recurrence.native.library import use_native
@@ -85,16 +85,10 @@ class _ScanGradients(Function):
         d = d.expand(H.shape).contiguous()
         return run(d, a.contiguous(), start.contiguous(), H.contiguous(), how.paired)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> None:
-        raise RuntimeError(
-            "the fast recurrence has first derivatives only; take second ones through "
-            "eigensweep.models.recurrence.scan_reference, as Model.states does"
-        )
+    backward = first_derivatives_only(
+        "the fast recurrence has first derivatives only; take second ones through "
+        "eigensweep.models.recurrence.scan_reference, as Model.states does"
+    )
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from eigensweep.common.autograd import Function
+from eigensweep.common.autograd import Function, first_derivatives_only
 from eigensweep.models.recurrence.checks import check_each, check_input
 from eigensweep.models.recurrence.complex_reference import FORMS, PairedActivation
 from eigensweep.models.recurrence.cuda import scan
@@ -233,16 +233,10 @@ class _Gradients(Function):
             dV = d_logits.mT @ H[:, -1, :, :n]
         return dx, dU, dW, db, dV, d_logits.flatten(1, -2).sum(1), later @ W
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> None:
-        raise RuntimeError(
-            "the fast recurrence has first derivatives only; take second ones through "
-            "eigensweep.models.recurrence.reference, as Model.states does"
-        )
+    backward = first_derivatives_only(
+        "the fast recurrence has first derivatives only; take second ones through "
+        "eigensweep.models.recurrence.reference, as Model.states does"
+    )
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
