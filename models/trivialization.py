@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from eigensweep.common.autograd import Function
+from eigensweep.common.autograd import Function, lanes_in_front
 from eigensweep.models.base import Shapes
 from eigensweep.models.matrices.exponential import exponential
 from eigensweep.models.matrices.orthogonal import cayley, reorthogonalise, skew
@@ -155,8 +155,4 @@ class _Rebased(Function):
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], *args: Any
     ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        base, A, due, project = (
-            x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
-            for x, dim in zip(args[:4], in_dims[:4], strict=True)
-        )
-        return rebase(base, A, due, project, args[4]), (0, 0)
+        return rebase(*lanes_in_front(info.batch_size, in_dims, args)), (0, 0)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from eigensweep.common.autograd import Function, first_derivatives_only
+from eigensweep.common.autograd import Function, first_derivatives_only, fold_lanes
 
 Reduction = Literal["mean", "sum"]
 
@@ -91,7 +91,7 @@ class _CrossEntropy(Function):
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], *args: Any
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        outputs = _apply(*_fold_lanes(info.batch_size, in_dims, args))
+        outputs = _apply(*fold_lanes(info.batch_size, in_dims, args))
         size = info.batch_size
         return tuple(o.reshape(size, len(o) // size, *o.shape[1:]) for o in outputs), (0, 0)
 
@@ -110,20 +110,8 @@ class _Gradient(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
-        output = _Gradient.apply(*_fold_lanes(info.batch_size, in_dims, args))  # type: ignore[no-untyped-call]
+        output = _Gradient.apply(*fold_lanes(info.batch_size, in_dims, args))  # type: ignore[no-untyped-call]
         return output.reshape(info.batch_size, -1, *output.shape[1:]), 0
-
-
-def _fold_lanes(size: int, in_dims: tuple[int | None, ...], args: tuple[Any, ...]) -> list[Any]:
-    """Return the arguments of a vmapped call with the mapped axis folded into the lanes."""
-
-    def fold(arg: Any, dim: int | None) -> Any:
-        if not isinstance(arg, Tensor):
-            return arg
-        arg = arg.expand(size, *arg.shape) if dim is None else arg.movedim(dim, 0)
-        return arg.flatten(0, 1)
-
-    return list(map(fold, args, in_dims))
 
 
 def _shift(logits: Tensor, mask: Tensor | None) -> Tensor:

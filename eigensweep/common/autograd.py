@@ -7,6 +7,7 @@ from inspect import Parameter, Signature
 from typing import Any, Final, NoReturn
 
 import torch
+from torch import Tensor
 
 BY_POSITION: Final = Signature([Parameter("arguments", Parameter.VAR_POSITIONAL)])
 
@@ -35,3 +36,23 @@ def first_derivatives_only(words: str) -> Callable[..., NoReturn]:
         raise RuntimeError(words)
 
     return staticmethod(backward)
+
+
+def lanes_in_front(size: int, in_dims: tuple[int | None, ...], args: tuple[Any, ...]) -> list[Any]:
+    """Return the arguments of a `vmap` rule, the mapped axis of each tensor first.
+
+    A tensor without such an axis gets one of this size, and all its lanes share their memory.
+    """
+
+    def move(arg: Any, dim: int | None) -> Any:
+        if not isinstance(arg, Tensor):
+            return arg
+        return arg.expand(size, *arg.shape) if dim is None else arg.movedim(dim, 0)
+
+    return list(map(move, args, in_dims))
+
+
+def fold_lanes(size: int, in_dims: tuple[int | None, ...], args: tuple[Any, ...]) -> list[Any]:
+    """Return the arguments of a `vmap` rule, the mapped axis part of each tensor's first axis."""
+    moved = lanes_in_front(size, in_dims, args)
+    return [arg.flatten(0, 1) if isinstance(arg, Tensor) else arg for arg in moved]

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eigensweep.common.autograd import Function
+from eigensweep.common.autograd import Function, lanes_in_front
 from eigensweep.models.matrices.spectral_radius import dominant_eigenvalue
 
 WORTH_IT = 128
@@ -85,10 +85,7 @@ class _Followed(Function):
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], *args: Tensor
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        lanes = [
-            x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
-            for x, dim in zip(args, in_dims, strict=True)
-        ]
+        lanes = lanes_in_front(info.batch_size, in_dims, args)
         return _Followed.apply(*lanes), (0, 0, 0)  # type: ignore[no-untyped-call]
 
 

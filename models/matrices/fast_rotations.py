@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from eigensweep.common.autograd import Function, first_derivatives_only
+from eigensweep.common.autograd import Function, first_derivatives_only, fold_lanes
 from eigensweep.models.matrices.rotations import Angles
 
 Style = Literal["tunable", "fft"]
@@ -150,14 +150,7 @@ def _on_folded_lanes(
     args: tuple[Any, ...],
 ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
     """Apply `function` once, the mapped axis of each tensor folded into its axis of lanes."""
-
-    def fold(arg: Any, dim: int | None) -> Any:
-        if not isinstance(arg, Tensor):
-            return arg
-        moved = arg.expand(size, *arg.shape) if dim is None else arg.movedim(dim, 0)
-        return moved.flatten(0, 1)
-
-    outputs = function.apply(*map(fold, args, in_dims))  # type: ignore[no-untyped-call]
+    outputs = function.apply(*fold_lanes(size, in_dims, args))  # type: ignore[no-untyped-call]
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     return tuple(torch.unflatten(o, 0, (size, -1)) for o in outputs), (0,) * len(outputs)
 

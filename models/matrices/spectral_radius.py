@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from eigensweep.common.autograd import Function
+from eigensweep.common.autograd import Function, lanes_in_front
 
 LARGEST_CONDITION = 1e8
 """Condition number κ of an eigenvalue from which on it counts as multiple (float64)."""
@@ -148,13 +148,7 @@ class SpectralRadius(Function):
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], *args: Any
     ) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[int, int, int]]:
-        def lanes(x: Tensor | None, dim: int | None) -> Any:
-            if x is None:
-                return None
-            return x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
-
-        T, needed, near = map(lanes, args[:3], in_dims[:3])
-        return _radius(T, needed, near, args[3]), (0, 0, 0)
+        return _radius(*lanes_in_front(info.batch_size, in_dims, args)), (0, 0, 0)
 
 
 class _KnownRadius(Function):
@@ -176,10 +170,7 @@ class _KnownRadius(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Tensor) -> tuple[Tensor, int]:
-        lanes = (
-            x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
-            for x, dim in zip(args, in_dims, strict=True)
-        )
+        lanes = lanes_in_front(info.batch_size, in_dims, args)
         return _KnownRadius.apply(*lanes), 0  # type: ignore[no-untyped-call]
 
 

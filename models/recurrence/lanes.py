@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eigensweep.common.autograd import lanes_in_front
+
 
 def on_folded_lanes(
     function: type[torch.autograd.Function],
@@ -19,13 +21,7 @@ def on_folded_lanes(
     This is the body of a `vmap` rule of `function`. Every tensor of `args` and every output has
     lanes in front. The first argument is x; it may have a single lane that all share.
     """
-
-    def move_lanes(arg: Any, dim: int | None) -> Any:
-        if not isinstance(arg, Tensor):
-            return arg
-        return arg.expand(size, *arg.shape) if dim is None else arg.movedim(dim, 0)
-
-    x, *rest = map(move_lanes, args, in_dims)
+    x, *rest = lanes_in_front(size, in_dims, args)
     lanes = rest[0].shape[1]
     shared = in_dims[0] is None and x.shape[1] == 1
     x = x[:1] if shared else x.expand(size, lanes, *x.shape[2:])
