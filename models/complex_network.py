@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from eigensweep.models.base import Shapes, State
 from eigensweep.models.matrices.initial import Initial, draw, uniform
 from eigensweep.models.matrices.orthogonal import orthogonality_error
-from eigensweep.models.network import Network, NetworkConfig
+from eigensweep.models.network import NetworkConfig, PreparedNetwork
 from eigensweep.models.recurrence.complex import recur
 from eigensweep.models.recurrence.complex_reference import complex_states
 
@@ -46,7 +46,7 @@ class ComplexConfig(NetworkConfig):
         return encoder + self.n + 2 * self.n + readout
 
 
-class ComplexNetwork(Network):
+class ComplexNetwork(PreparedNetwork):
     """h_t = modReLU(U x_t + W h_{t-1}; b) in complex numbers, y_t = V [Re h_t; Im h_t] + c.
 
     modReLU is smoothed: z · max(r + b, 0) / (r + 1e-5) with r = sqrt(|z|² + 1e-5). Stored is real:
@@ -68,9 +68,6 @@ class ComplexNetwork(Network):
     def initial_state(self, x: Tensor) -> Tensor:
         """Return h_0 for every sequence, complex (B, n)."""
         return torch.complex(*self.h0.chunk(2)).expand(x.shape[1], -1)
-
-    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        return self.prepare()(x, state)
 
     def prepare(self) -> Callable[[Tensor, State | None], tuple[Tensor, State]]:
         U, W = self.input_matrix(), self.recurrent_matrix()

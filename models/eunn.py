@@ -8,14 +8,16 @@ from __future__ import annotations
 from math import log2, pi, sqrt
 from typing import Literal, Self
 
+import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from eigensweep.models.base import Shapes
 from eigensweep.models.matrices.fast_rotations import fft_product, tunable_product
 from eigensweep.models.matrices.initial import uniform
+from eigensweep.models.matrices.orthogonal import orthogonality_error
 from eigensweep.models.matrices.rotations import Angles
-from eigensweep.models.network import Network, NetworkConfig
+from eigensweep.models.network import NetworkConfig, PreparedNetwork
 
 
 class EUNNConfig(NetworkConfig):
@@ -97,7 +99,7 @@ class EUNNConfig(NetworkConfig):
         return 1 << size.bit_length() - 1 if self.style == "fft" else size
 
 
-class EUNNModel(Network):
+class EUNNModel(PreparedNetwork):
     """A network that rotates its state by a product of pairwise rotations."""
 
     config: EUNNConfig
@@ -136,3 +138,7 @@ class EUNNModel(Network):
             return super().initial_readout()
         p = self.shapes.output_size
         return uniform(p, self.config.readout_columns, sqrt(6 / (self.shapes.input_size + p)))
+
+    @torch.no_grad()
+    def constraint_report(self) -> dict[str, Tensor]:
+        return {"orthogonality_error": orthogonality_error(self.recurrent_matrix())}

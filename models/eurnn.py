@@ -17,7 +17,6 @@ from torch.nn.functional import pad
 from eigensweep.models.base import Shapes, State
 from eigensweep.models.eunn import EUNNConfig, EUNNModel
 from eigensweep.models.matrices.initial import uniform
-from eigensweep.models.matrices.orthogonal import orthogonality_error
 from eigensweep.models.recurrence import complex as complex_recurrence
 from eigensweep.models.recurrence import ungated
 from eigensweep.models.recurrence.complex_reference import complex_states
@@ -78,9 +77,6 @@ class EURNN(EUNNModel):
         h0 = super().initial_state(x)
         return torch.complex(h0, h0) if self.config.complex else h0
 
-    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        return self.prepare()(x, state)
-
     def prepare(self) -> Callable[[Tensor, State | None], tuple[Tensor, State]]:
         U, W, readout = self.input_matrix(), self.recurrent_matrix(), self.shapes.readout
 
@@ -118,7 +114,3 @@ class EURNN(EUNNModel):
         if self.config.complex:
             return complex_states(x, U, W, self.b, activation="shifted_modrelu", h0=h0)
         return recurrent_states(x, U, W, self.b + EPS, activation="modrelu", h0=h0)
-
-    @torch.no_grad()
-    def constraint_report(self) -> dict[str, Tensor]:
-        return {"orthogonality_error": orthogonality_error(self.recurrent_matrix())}

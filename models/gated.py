@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from eigensweep.models.base import Shapes
 from eigensweep.models.matrices.initial import uniform
-from eigensweep.models.network import Network, NetworkConfig
+from eigensweep.models.network import NetworkConfig, PreparedNetwork
 
 
 class GatedConfig(NetworkConfig):
@@ -40,7 +40,7 @@ class GatedConfig(NetworkConfig):
         return recurrent + self.encoder_parameters(shapes) + self.readout_parameters(shapes)
 
 
-class GatedNetwork(Network):
+class GatedNetwork(PreparedNetwork):
     """A network whose kernel is [U, R], one bias for each gate; biases start at zero."""
 
     config: GatedConfig

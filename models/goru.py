@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from eigensweep.models.base import Shapes, State
 from eigensweep.models.eunn import EUNNConfig, EUNNModel
 from eigensweep.models.matrices.initial import draw, uniform
-from eigensweep.models.matrices.orthogonal import orthogonality_error
 from eigensweep.models.recurrence.goru import goru
 from eigensweep.models.recurrence.goru_reference import goru_states
 
@@ -73,9 +72,6 @@ class GORU(EUNNModel):
     def recurrent_matrix(self) -> Tensor:
         return self.rotation()
 
-    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        return self.prepare()(x, state)
-
     def prepare(self) -> Callable[[Tensor, State | None], tuple[Tensor, State]]:
         U, R, b, threshold = self._matrices()
 
@@ -93,7 +89,3 @@ class GORU(EUNNModel):
         b, threshold = torch.split(self.b, [2 * self.hidden_size, self.hidden_size])
         stacked = torch.cat((self.R, self.recurrent_matrix()))
         return self.input_matrix(), stacked, b, threshold + EPS
-
-    @torch.no_grad()
-    def constraint_report(self) -> dict[str, Tensor]:
-        return {"orthogonality_error": orthogonality_error(self.recurrent_matrix())}

@@ -45,9 +45,6 @@ class GRU(GatedNetwork):
     Config = GRUConfig
     config: GRUConfig
 
-    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        return self.prepare()(x, state)
-
     def prepare(self) -> Callable[[Tensor, State | None], tuple[Tensor, State]]:
         U = self.input_matrix()
 

@@ -54,7 +54,7 @@ class LSTMConfig(GatedConfig):
 class LSTM(GatedNetwork):
     """LSTM with a forget gate and one bias for each gate (Hochreiter & Schmidhuber 1997).
 
-    The four gates are rows of U, R and b in the order i, f, o, g.
+    The four gates are rows of U, R and b in the order i, f, o, g. The state is (h, c).
     """
 
     Config = LSTMConfig
@@ -75,10 +75,6 @@ class LSTM(GatedNetwork):
         bias = torch.zeros(4, self.hidden_size)
         bias[1] = self.config.forget_bias
         return bias.flatten()
-
-    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """Return (logits, (h, c))."""
-        return self.prepare()(x, state)
 
     def prepare(self) -> Callable[[Tensor, State | None], tuple[Tensor, State]]:
         U = self.input_matrix()

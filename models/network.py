@@ -7,6 +7,7 @@ embedding enters the state as it is.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Literal, Self
 
@@ -170,7 +171,18 @@ class Network(Model):
         return state
 
 
-class RecurrentModel(Network):
+class PreparedNetwork(Network):
+    """A network whose `forward` is what `prepare` returns. The model defines `prepare`."""
+
+    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        return self.prepare()(x, state)
+
+    @abstractmethod
+    def prepare(self) -> Callable[[Tensor, State | None], tuple[Tensor, State]]:
+        """Return a function of (x, state) that does what `forward` does."""
+
+
+class RecurrentModel(PreparedNetwork):
     """h_t = f(U x_t + W h_{t-1} + b). The model defines W and f."""
 
     activation: Activation
@@ -186,9 +198,6 @@ class RecurrentModel(Network):
     def encode_input(self, x: Tensor) -> Tensor:
         """Return the input that the input matrix multiplies. Default: x itself."""
         return x
-
-    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        return self.prepare()(x, state)
 
     def prepare(self) -> Callable[[Tensor, State | None], tuple[Tensor, State]]:
         U, W = self.input_matrix(), self.recurrent_matrix()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from eigensweep.models.base import Shapes, State
 from eigensweep.models.matrices.initial import Initial, uniform
-from eigensweep.models.network import Network, NetworkConfig
+from eigensweep.models.network import NetworkConfig, PreparedNetwork
 
 
 class ODEConfig(NetworkConfig):
@@ -43,7 +43,7 @@ class ODEConfig(NetworkConfig):
         return recurrent + self.encoder_parameters(shapes) + self.readout_parameters(shapes)
 
 
-class ODENetwork(Network):
+class ODENetwork(PreparedNetwork):
     """A network with states (y, z), whose U, R and b start uniform in ±`limit`."""
 
     config: ODEConfig
@@ -68,10 +68,6 @@ class ODENetwork(Network):
     def recurrent_matrix(self) -> Tensor:
         """Return R, (products · n, n): the matrices of the states, one above the other."""
         return self.R
-
-    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """Return (logits, (y, z))."""
-        return self.prepare()(x, state)
 
     def prepare(self) -> Callable[[Tensor, State | None], tuple[Tensor, State]]:
         U = self.input_matrix()
