@@ -31,6 +31,32 @@ def check_each(name: str, like: Tensor, **expected: tuple[Tensor | None, tuple[i
         check_device(name, like, **{given: tensor})
 
 
+def check_gated(
+    x: Tensor,
+    U: Tensor,
+    R: Tensor,
+    b: Tensor,
+    V: Tensor,
+    c: Tensor,
+    *,
+    rows: tuple[int, int, int],
+    **states: Tensor,
+) -> None:
+    """Raise ValueError unless all fit; U, R and b have so many rows, as multiples of n."""
+    check_input(x, "R", R)
+    n, m, p = R.shape[-1], (x.shape[2] if x.is_floating_point() else U.shape[-1]), len(V)
+    check_each(
+        "R",
+        R,
+        U=(U, (rows[0] * n, m)),
+        R=(R, (rows[1] * n, n)),
+        b=(b, (rows[2] * n,)),
+        V=(V, (p, n)),
+        c=(c, (p,)),
+        **{name: (state, (x.shape[1], n)) for name, state in states.items()},
+    )
+
+
 def check_device(name: str, like: Tensor, **tensors: Tensor) -> None:
     """Raise ValueError unless every tensor is on the device of `like`."""
     for given, tensor in tensors.items():

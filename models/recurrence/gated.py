@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from eigensweep.models.recurrence.checks import check_each, check_input
+from eigensweep.models.recurrence.checks import check_each, check_gated
 from eigensweep.models.recurrence.gated_choice import Backend, choose_steps
 from eigensweep.models.recurrence.gated_function import GatedHow, run_gated
 from eigensweep.models.recurrence.gated_reference import NO_PEEPHOLE, Peephole
@@ -52,9 +52,9 @@ def lstm(
     Raises:
         ValueError: if shapes, dtypes or devices do not fit one another.
     """
-    n, start = R.shape[-1], _start((h0, c0), x, R)
+    n, (h0, c0) = R.shape[-1], _start((h0, c0), x, R)
     seen = {"peephole_input_forget": peephole.input_forget, "peephole_output": peephole.output}
-    _check(x, U, R, b, V, c, gates=4, start=start)
+    check_gated(x, U, R, b, V, c, rows=(4, 4, 4), h0=h0, c0=c0)
     full = peephole.output is not None and peephole.output.dim() == 2
     given = {name: weights for name, weights in seen.items() if weights is not None}
     check_each(
@@ -70,7 +70,7 @@ def lstm(
         )
     weights, seen_state = (R, *given.values()), int(readout_from == "cell")
     how = _how(LSTMSteps, weights, readout, chunk, backend, seen_state)
-    logits, (h, cell) = run_gated(how, x, U, b, V, c, weights, start)
+    logits, (h, cell) = run_gated(how, x, U, b, V, c, weights, (h0, c0))
     return logits, (h, cell)
 
 
@@ -96,10 +96,10 @@ def gru(
     Raises:
         ValueError: if shapes, dtypes or devices do not fit one another.
     """
-    start = _start((h0,), x, R)
-    _check(x, U, R, b, V, c, gates=3, start=start)
+    (h0,) = _start((h0,), x, R)
+    check_gated(x, U, R, b, V, c, rows=(3, 3, 3), h0=h0)
     how = _how(GRU_STEPS[variant], (R,), readout, chunk, backend)
-    logits, (h,) = run_gated(how, x, U, b, V, c, (R,), start)
+    logits, (h,) = run_gated(how, x, U, b, V, c, (R,), (h0,))
     return logits, h
 
 
@@ -118,30 +118,3 @@ def _how(
 def _start(given: tuple[Tensor | None, ...], x: Tensor, R: Tensor) -> tuple[Tensor, ...]:
     zero = R.new_zeros(x.shape[1:2].numel(), R.shape[-1])
     return tuple(zero if state is None else state for state in given)
-
-
-def _check(
-    x: Tensor,
-    U: Tensor,
-    R: Tensor,
-    b: Tensor,
-    V: Tensor,
-    c: Tensor,
-    *,
-    gates: int,
-    start: tuple[Tensor, ...],
-) -> None:
-    """Raise ValueError unless what the steps are given fits."""
-    check_input(x, "R", R)
-    n, m, p = R.shape[-1], (x.shape[2] if x.is_floating_point() else U.shape[-1]), len(V)
-    states = {name: (s, (x.shape[1], n)) for name, s in zip(("h0", "c0"), start, strict=False)}
-    check_each(
-        "R",
-        R,
-        U=(U, (gates * n, m)),
-        R=(R, (gates * n, n)),
-        b=(b, (gates * n,)),
-        V=(V, (p, n)),
-        c=(c, (p,)),
-        **states,
-    )

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from eigensweep.models.recurrence.checks import check_each, check_input
+from eigensweep.models.recurrence.checks import check_each, check_gated
 from eigensweep.models.recurrence.gated_choice import Backend, choose_steps
 from eigensweep.models.recurrence.gated_function import GatedHow, run_gated
 from eigensweep.models.recurrence.gated_steps import GORUSteps
@@ -38,34 +38,10 @@ def goru(
     Raises:
         ValueError: if shapes, dtypes or devices do not fit one another.
     """
-    _check(x, U, R, b, threshold, V, c, h0)
+    check_gated(x, U, R, b, V, c, rows=(3, 3, 2), h0=h0)
+    check_each("R", R, threshold=(threshold, (R.shape[-1],)))
     steps = choose_steps(GORUSteps, (R, threshold), backend)
     how = GatedHow(steps, 0, readout, chunk, keep=torch.is_grad_enabled())
     b = torch.cat((b, torch.zeros_like(threshold)))
     logits, (h,) = run_gated(how, x, U, b, V, c, (R, threshold), (h0,))
     return logits, h
-
-
-def _check(
-    x: Tensor,
-    U: Tensor,
-    R: Tensor,
-    b: Tensor,
-    threshold: Tensor,
-    V: Tensor,
-    c: Tensor,
-    h0: Tensor,
-) -> None:
-    check_input(x, "R", R)
-    n, m, p = R.shape[-1], (x.shape[2] if x.is_floating_point() else U.shape[-1]), len(V)
-    check_each(
-        "R",
-        R,
-        U=(U, (3 * n, m)),
-        R=(R, (3 * n, n)),
-        b=(b, (2 * n,)),
-        threshold=(threshold, (n,)),
-        V=(V, (p, n)),
-        c=(c, (p,)),
-        h0=(h0, (x.shape[1], n)),
-    )

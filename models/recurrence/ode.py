@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from eigensweep.models.recurrence.checks import check_each, check_input
+from eigensweep.models.recurrence.checks import check_gated
 from eigensweep.models.recurrence.gated_choice import Backend, choose_steps
 from eigensweep.models.recurrence.gated_function import GatedHow, run_gated
 from eigensweep.models.recurrence.ode_steps import CoRNNSteps, LEMSteps
@@ -83,21 +83,10 @@ def _run(
     backend: Backend | None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     x, U, R, b, V, c = tensors
-    check_input(x, "R", R)
-    n, m, p = R.shape[-1], (x.shape[2] if x.is_floating_point() else U.shape[-1]), len(V)
-    zero = R.new_zeros(x.shape[1], n)
+    zero = R.new_zeros(x.shape[1:2].numel(), R.shape[-1])
     y0, z0 = (zero if state is None else state for state in start)
-    check_each(
-        "R",
-        R,
-        U=(U, (steps.met * n, m)),
-        R=(R, (steps.products * n, n)),
-        b=(b, (steps.met * n,)),
-        V=(V, (p, n)),
-        c=(c, (p,)),
-        y0=(y0, (x.shape[1], n)),
-        z0=(z0, (x.shape[1], n)),
-    )
+    rows = (steps.met, steps.products, steps.met)
+    check_gated(x, U, R, b, V, c, rows=rows, y0=y0, z0=z0)
     constants = torch.stack([_as_tensor(number, R) for number in numbers])
     kind = choose_steps(steps, (R, constants), backend)
     how = GatedHow(kind, 0, readout, chunk, keep=torch.is_grad_enabled())
