@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 
-from eigensweep.models.base import AnyMethod, Model, ParamGroup, State, scalar_name
+from eigensweep.models.base import AnyMethod, Model, State, scalar_name
 from eigensweep.models.host_work import HostWork
 
 
@@ -69,20 +68,6 @@ class Stack:
                 values[scalar_name(field)] = torch.tensor(number, dtype=dtype)
         return {name: value.to(like.device) for name, value in values.items()}
 
-    @torch.no_grad()
-    def put(self, index: int, model: Model) -> None:
-        """Write a network into a lane, in place.
-
-        Raises:
-            ValueError: if the network does not fit to those in the stack.
-        """
-        _check_alike(self._program.model, model)
-        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        for name, tensor in {**tensors, **self.extra_buffers(model)}.items():
-            whole = self.parameters.get(f"model.{name}", self.buffers.get(f"model.{name}"))
-            assert whole is not None
-            whole[index].copy_(tensor)
-
     def __len__(self) -> int:
         return len(next(iter((self.parameters or self.buffers).values())))
 
@@ -101,10 +86,6 @@ class Stack:
     def reads_host_values(self) -> bool:
         """Whether a call finds the host's values in buffers; if not, it computes them itself."""
         return self._program.model.reads_host_values
-
-    @reads_host_values.setter
-    def reads_host_values(self, value: bool) -> None:
-        self._program.model.reads_host_values = value and self._host is not None
 
     def work_on_host(
         self,
@@ -143,14 +124,6 @@ class Stack:
         dims = (d if a is not None else None for d, a in zip(lanes, arguments, strict=True))
         lanes_of_state = (0 if parameters else None, 0 if buffers else None)
         return torch.vmap(one, (*lanes_of_state, *dims))(parameters, buffers, *arguments)
-
-    def param_groups(self) -> list[ParamGroup]:
-        """Return the groups of the models with the stacked parameters in place of theirs."""
-        stacked = {id(p): self.parameters[name] for name, p in self._program.named_parameters()}
-        return [
-            replace(group, params=[stacked[id(p)] for p in group.params])
-            for group in self._program.model.param_groups()
-        ]
 
     def lane(self, index: int) -> dict[str, Tensor]:
         """Return one network's state dict, for `load_state_dict` of a model built alone."""

@@ -83,25 +83,20 @@ class Utterances:
             rows=torch.from_numpy(rows.copy()) if with_rows else None,
         )
 
-    def pairs(self, mask: Mask) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
-        """Yield x and y of each recording, each (scored frames, p)."""
+    def targets(self, mask: Mask) -> Iterator[NDArray[np.float32]]:
+        """Yield the targets of each recording, (scored frames, p)."""
         for begin, length in zip(self.begins, self.lengths, strict=True):
             end = begin + (length if mask == "lengths" else length - 1)
-            yield self.frames[begin:end], self.frames[begin + 1 : end + 1]
+            yield self.frames[begin + 1 : end + 1]
 
     def mean_target(self, mask: Mask) -> NDArray[np.float64]:
         """Return the mean over all targets, (p,)."""
-        total = sum(y.sum(0, dtype=np.float64) for _, y in self.pairs(mask))
+        total = sum(y.sum(0, dtype=np.float64) for y in self.targets(mask))
         return total / self.scored_frames(mask)
 
     def mean_error(self, mask: Mask, answer: NDArray[np.float64]) -> float:
         """Return the mean squared error of always answering `answer`, (p,)."""
-        total = sum(float(((y - answer) ** 2).sum()) for _, y in self.pairs(mask))
-        return total / self.scored_frames(mask) / self.frames.shape[1]
-
-    def repeating_error(self, mask: Mask) -> float:
-        """Return the mean squared error of repeating each input frame as the answer."""
-        total = sum(float(np.square(y - x, dtype=np.float64).sum()) for x, y in self.pairs(mask))
+        total = sum(float(((y - answer) ** 2).sum()) for y in self.targets(mask))
         return total / self.scored_frames(mask) / self.frames.shape[1]
 
     def scored_frames(self, mask: Mask) -> int:

@@ -1,4 +1,6 @@
-"""Every model and the variants of it that compute in another way."""
+"""Every model and the variants of it that compute in another way; groups of a stack."""
+
+from dataclasses import replace
 
 import torch
 
@@ -30,3 +32,9 @@ VARIANTS = [
     ("exprnn", {**DYNAMIC, "parametrization": "cayley"}),
 ]
 RATES = {"main": torch.tensor([0.01, 0.02]), "orth": 0.01}
+
+
+def stacked_groups(stack, network):
+    """Return a network's groups with the parameters of all lanes in place of its own."""
+    stacked = {id(p): stack.parameters[f"model.{name}"] for name, p in network.named_parameters()}
+    return [replace(g, params=[stacked[id(p)] for p in g.params]) for g in network.param_groups()]

@@ -9,7 +9,7 @@ import copy
 import pytest
 import torch
 from helpers.no_host import NoHost
-from helpers.variants import RATES, VARIANTS
+from helpers.variants import RATES, VARIANTS, stacked_groups
 
 from eigensweep.models import MODELS
 from eigensweep.models.recurrence.native import library
@@ -47,9 +47,9 @@ def on_meta(stack):
     return stack
 
 
-def move_by_rules(stack, rates):
+def move_by_rules(stack, network, rates):
     """Let the groups that have an update rule of their own take a step."""
-    for group in stack.param_groups():
+    for group in stacked_groups(stack, network):
         if group.rule is not None:
             group.rule([{"params": group.params, "lr": rates["orth"]}]).step()
 
@@ -73,7 +73,7 @@ def test_a_training_step_of_lanes_never_waits(nets, name, fields, kind):
             state = stack.call("restart", state, rows, lanes=(0, 0))
         logits, again = stack(x)[0], stack(x, state)[0]
         ((logits + again).square().sum() + stack.call("penalty").sum()).backward()
-        move_by_rules(stack, rates)
+        move_by_rules(stack, network, rates)
         with torch.no_grad():
             stack.after_update(rates)
     assert logits.device.type == "meta"
@@ -81,12 +81,12 @@ def test_a_training_step_of_lanes_never_waits(nets, name, fields, kind):
     assert all(p.grad is not None for p in trained)
 
 
-def step(stack, x):
+def step(stack, network, x):
     """Return what a training step gives lane 1, and leave the parameters after it in the stack."""
     logits, state = stack(x)
     penalty = stack.call("penalty")
     (logits.square().sum() + penalty.sum()).backward()
-    move_by_rules(stack, {"orth": torch.tensor([0.01, 0.02])})
+    move_by_rules(stack, network, {"orth": torch.tensor([0.01, 0.02])})
     gradients = []
     with torch.no_grad():
         for parameter in stack.parameters.values():
@@ -106,7 +106,7 @@ def train(networks, x, spoilt=None):
         with torch.no_grad():
             for parameter in stack.parameters.values():
                 parameter[0] = spoilt
-    steps = [step(stack, x) for _ in range(3)]
+    steps = [step(stack, networks[0], x) for _ in range(3)]
     return [*steps[0], *steps[1], *steps[2], *stack.lane(1).values()]
 
 

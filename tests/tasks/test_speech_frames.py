@@ -20,7 +20,6 @@ from eigensweep.tasks.spectra import (
     waveform,
 )
 from eigensweep.tasks.speech_frames import FSDD_BASELINE, SpeechFrames, SpeechFramesConfig
-from eigensweep.tasks.utterances import Utterances
 from eigensweep.training.evaluation import evaluate
 
 
@@ -273,12 +272,6 @@ class TestBaseline:
         errors = (targets[1] - mean) ** 2
         assert task.baselines["mse"] == pytest.approx(errors.mean(), rel=1e-12)
         assert task.baselines["padded_mse"] == pytest.approx(errors.sum() / (3 * 11 * 129))
-
-    def test_repeating_the_frame_seen_is_a_second_line_to_beat(self, speech):
-        task = speech()
-        valid = Utterances.of(_samples(task.data_root, "valid"))
-        found = evaluate(Repeating(), task, "valid")["mse"]
-        assert valid.repeating_error("lengths") == pytest.approx(found, rel=1e-6)
 
     def test_of_a_folder_it_is_not_known_before_it_is_read(self):
         with pytest.raises(ValueError, match="baseline of 'padded_mse' does not follow"):
