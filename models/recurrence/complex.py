@@ -29,8 +29,9 @@ def recur(
     chunk: int | None = None,
     backend: ungated.Backend | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return (logits, last h), as `complex_reference.recur` does, with its own backward.
+    """Return (logits, last h): V [Re h_t; Im h_t] + c at every step, or at the last one.
 
+    Logits are (τ, B, p) or (B, p), c is (p,), and V and the others are as in `complex_reference`.
     `chunk` and `backend` are those of `ungated.recur`. First derivatives only.
 
     Raises:

@@ -10,7 +10,6 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from eigensweep.models.recurrence.reference import project
 
@@ -32,32 +31,13 @@ FORMS: dict[PairedActivation, Form] = {
 }
 
 
-def recur(
-    x: Tensor,
-    U: Tensor,
-    W: Tensor,
-    b: Tensor,
-    V: Tensor,
-    c: Tensor,
-    *,
-    activation: PairedActivation,
-    readout: Literal["all", "last"] = "all",
-    h0: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Return (logits, last h): V [Re h_t; Im h_t] + c at every step, or at the last one.
-
-    x is int64 (τ, B) or float (τ, B, m), U (2n, m), W complex (n, n), b (n,), V (p, 2n), c (p,)
-    and h0 complex (B, n). Logits are (τ, B, p) or (B, p).
-    """
-    H = complex_states(x, U, W, b, activation=activation, h0=h0)
-    seen = H if readout == "all" else H[-1]
-    return linear(composite(seen), V, c), H[-1]
-
-
 def complex_states(
     x: Tensor, U: Tensor, W: Tensor, b: Tensor, *, activation: PairedActivation, h0: Tensor
 ) -> Tensor:
-    """Return h at every step, complex (τ, B, n), starting from h0, (B, n)."""
+    """Return h at every step, complex (τ, B, n), starting from h0, complex (B, n).
+
+    x is int64 (τ, B) or float (τ, B, m), U (2n, m), W complex (n, n) and b (n,).
+    """
     Z = torch.complex(*project(x, U, None).chunk(2, -1))
     Wt, h, H = W.mT, h0, []
     for Ux in Z.unbind(0):
@@ -77,12 +57,3 @@ def complex_modrelu(z: Tensor, b: Tensor, activation: PairedActivation) -> Tenso
     size = (z.real.square() + z.imag.square() + form.inside).sqrt() if smooth else z.abs()
     size = size + form.shift
     return z * (torch.relu(size + b) / (size + form.below))
-
-
-def composite(h: Tensor) -> Tensor:
-    """Return [Re h; Im h], (..., 2n).
-
-    >>> composite(torch.tensor([1 + 2j, 3 + 4j]))
-    tensor([1., 3., 2., 4.])
-    """
-    return torch.cat((h.real, h.imag), -1)

@@ -1,11 +1,6 @@
-"""The readable recurrence h_t = f(U x_t + W h_{t-1} + b): any dtype, any device, any derivative.
-
-Fast backends keep the signature of `recur` and are tested against it.
-"""
+"""The readable recurrence h_t = f(U x_t + W h_{t-1} + b): any dtype, any device, any derivative."""
 
 from __future__ import annotations
-
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,45 +9,19 @@ from torch.nn.functional import embedding, leaky_relu, linear
 from eigensweep.models.recurrence.steps import LEAK, Activation, clip_scale
 
 
-def recur(
-    x: Tensor,
-    U: Tensor | None,
-    W: Tensor,
-    b: Tensor,
-    V: Tensor,
-    c: Tensor,
-    *,
-    activation: Activation,
-    readout: Literal["all", "last"] = "all",
-    h0: Tensor,
-    chunk: int | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return (logits, last h): V h_t + c at every step, (τ, B, p), or at the last one, (B, p).
-
-    x is int64 (τ, B), symbols in place of one-hot vectors, or float (τ, B, m), or without U float
-    (τ, B, n), which enters the state as it is. h0 is (B, n).
-    `chunk` time steps are projected, run and read out at a time: less memory, the same result.
-
-    >>> x, U, W = torch.tensor([[0], [1], [1]]), torch.eye(2), torch.zeros(2, 2)
-    >>> b, V, c, h0 = torch.zeros(2), torch.eye(2), torch.zeros(2), torch.zeros(1, 2)
-    >>> recur(x, U, W, b, V, c, activation="relu", h0=h0)[0].squeeze(1).tolist()
-    [[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]
-    """
-    h, logits = h0, []
-    for piece in torch.split(x, chunk or len(x)):
-        H = recurrent_states(piece, U, W, b, activation=activation, h0=h)
-        h = H[-1]
-        if readout == "all":
-            logits.append(linear(H, V, c))
-    if readout == "last":
-        return linear(h, V, c), h
-    return (logits[0] if len(logits) == 1 else torch.cat(logits)), h
-
-
 def recurrent_states(
     x: Tensor, U: Tensor | None, W: Tensor, b: Tensor, *, activation: Activation, h0: Tensor
 ) -> Tensor:
-    """Return h at every step, (τ, B, n), starting from h0, (B, n)."""
+    """Return h at every step, (τ, B, n), starting from h0, (B, n).
+
+    x is int64 (τ, B), symbols in place of one-hot vectors, or float (τ, B, m), or without U float
+    (τ, B, n), which enters the state as it is.
+
+    >>> x, U, W = torch.tensor([[0], [1], [1]]), torch.eye(2), torch.zeros(2, 2)
+    >>> b, h0 = torch.zeros(2), torch.zeros(1, 2)
+    >>> recurrent_states(x, U, W, b, activation="relu", h0=h0).squeeze(1).tolist()
+    [[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]
+    """
     Z = project(x, U, None if activation in ("modrelu", "clipped") else b)
     Wt, h, H = W.mT, h0, []
     for Ux in Z.unbind(0):

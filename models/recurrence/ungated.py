@@ -63,7 +63,7 @@ def recur(
     compiled one of the device, where it can be used). Neither changes more than rounding.
 
     Values, parameters and h0 take gradients, first derivatives only: for a second one
-    `eigensweep.models.recurrence.reference` has the same function in plain PyTorch.
+    `eigensweep.models.recurrence.reference` has the states in plain PyTorch.
 
     Raises:
         ValueError: if shapes, dtypes or devices do not fit one another.

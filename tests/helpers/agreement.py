@@ -4,6 +4,9 @@ from contextlib import contextmanager
 
 import torch
 from helpers.compilers import need_libraries
+from torch.nn.functional import linear
+
+from eigensweep.models.recurrence.reference import recurrent_states
 
 SIZES = {  # τ, B, n, m, p
     "odd": (9, 5, 19, 4, 3),
@@ -41,6 +44,17 @@ def run_lanes(lane, x, leaves, shared):
     stacked = torch.vmap(lane, in_dims=dims)(x, *leaves)
     alone = [lane(x if shared else x[i], *(leaf[i] for leaf in leaves)) for i in range(2)]
     return list(stacked), [torch.stack(pair) for pair in zip(*alone, strict=True)]
+
+
+def read_out(H, V, c, readout="all"):
+    """Return (logits, last h) of states, whose real parts V reads before the imaginary ones."""
+    seen = H if readout == "all" else H[-1]
+    return linear(torch.cat((seen.real, seen.imag), -1) if H.is_complex() else seen, V, c), H[-1]
+
+
+def recur_readably(x, U, W, b, V, c, *, readout="all", **how):
+    """Return (logits, last h) by the readable recurrence."""
+    return read_out(recurrent_states(x, U, W, b, **how), V, c, readout)
 
 
 def assert_close(actual, expected, tolerance=1e-12):

@@ -22,10 +22,9 @@ from unittest import mock
 import test_cuda_gated
 import test_cuda_scan
 import torch
-from helpers.agreement import assert_close
+from helpers.agreement import assert_close, recur_readably
 from helpers.cuda_program import compile_fibers, compile_kernel
 
-from eigensweep.models.recurrence import reference
 from eigensweep.models.recurrence.cuda import gated, kernels, scan
 from eigensweep.models.recurrence.native.gated import Cell
 from eigensweep.models.recurrence.ungated import recur
@@ -86,7 +85,7 @@ def scene_scan(n: int, activation: str) -> None:
     x, leaves = test_cuda_scan.draw(n, batch=5, steps=4)
     assert_close(
         test_cuda_scan.results(recur, x, leaves, activation=activation, backend="cuda"),
-        test_cuda_scan.results(reference.recur, x, leaves, activation=activation),
+        test_cuda_scan.results(recur_readably, x, leaves, activation=activation),
         1e-4,
     )
     assert len(launches()) == 2

@@ -1,5 +1,7 @@
 """The fast complex and GORU recurrences against the readable ones, on each backend."""
 
+from functools import partial
+
 import pytest
 import torch
 from helpers import agreement
@@ -8,13 +10,14 @@ from helpers.agreement import (
     assert_close_where_finite,
     choose_backend,
     more_threads,
+    read_out,
     run_lanes,
     spoil,
 )
 
 from eigensweep.models.recurrence import complex as fast
-from eigensweep.models.recurrence import complex_reference as readable
 from eigensweep.models.recurrence.complex import interleave, paired_matrix
+from eigensweep.models.recurrence.complex_reference import FORMS, complex_states
 from eigensweep.models.recurrence.goru import goru
 from eigensweep.models.recurrence.goru_reference import goru_states
 from eigensweep.models.recurrence.native import gated
@@ -24,7 +27,7 @@ SIZES = {
     **agreement.SIZES,  # τ, B, n, m, p
     "wide": (3, 17, 135, 5, 2),
 }
-CELLS = [*readable.FORMS, "goru"]
+CELLS = [*FORMS, "goru"]
 
 
 @pytest.fixture(params=["torch", "native"])
@@ -61,12 +64,9 @@ def run(cell, x, *leaves, **options):
 
 
 def run_readable(cell, x, *leaves, readout="all"):
-    *parameters, h0 = leaves
-    if cell != "goru":
-        return readable.recur(x, *parameters, h0=h0, activation=cell, readout=readout)
-    *parameters, V, c = parameters
-    H = goru_states(x, *parameters, h0=h0)
-    return (H if readout == "all" else H[-1]) @ V.mT + c, H[-1]
+    *parameters, V, c, h0 = leaves
+    states = goru_states if cell == "goru" else partial(complex_states, activation=cell)
+    return read_out(states(x, *parameters, h0=h0), V, c, readout)
 
 
 def outcome(function, cell, x, leaves, **options):
@@ -178,7 +178,7 @@ class TestEachBackend:
                     run(cell, x, *spoilt, backend=backend)
 
 
-@pytest.mark.parametrize("activation", readable.FORMS)
+@pytest.mark.parametrize("activation", FORMS)
 def test_at_zero_modrelu_of_complex_numbers_is_zero_and_smooth(backend, activation):
     """Slope at z = 0: (0.01 + b) / 0.01 in EUNN, (√ε + b) / (√ε + ε) with ε = 1e-5 in uRNN."""
     zero = torch.zeros(1, 1, dtype=torch.float64)

@@ -7,10 +7,9 @@ import logging
 import pytest
 import test_gated
 import torch
-from helpers.agreement import assert_close
+from helpers.agreement import assert_close, read_out
 from helpers.cuda_program import OnCpu
 from test_gated import CELLS, draw, name_of, outcome
-from torch.nn.functional import linear
 
 from eigensweep.models.recurrence import gated_steps
 from eigensweep.models.recurrence.cuda import compiler, kernels
@@ -49,8 +48,7 @@ def readable(cell, x, leaves, readout="all"):
         return test_gated.readable(cell, x, leaves, readout)
     U, R, b, V, c, h0 = leaves
     n = R.shape[-1]
-    H = goru_states(x, U, R, b[: 2 * n], b[2 * n :], h0=h0)
-    return linear(H if readout == "all" else H[-1], V, c), H[-1]
+    return read_out(goru_states(x, U, R, b[: 2 * n], b[2 * n :], h0=h0), V, c, readout)
 
 
 class Gated(OnCpu):

@@ -8,10 +8,9 @@ from unittest import mock
 
 import pytest
 import torch
-from helpers.agreement import assert_close
+from helpers.agreement import assert_close, recur_readably
 from helpers.cuda_program import OnCpu
 
-from eigensweep.models.recurrence import reference
 from eigensweep.models.recurrence.complex_reference import FORMS
 from eigensweep.models.recurrence.cuda import compiler, scan
 from eigensweep.models.recurrence.cuda.scan import (
@@ -115,7 +114,7 @@ class TestTheKernelIsTheReference:
         x, leaves = draw(50)
         assert_close(
             results(recur, x, leaves, activation=activation, backend="cuda"),
-            results(reference.recur, x, leaves, activation=activation),
+            results(recur_readably, x, leaves, activation=activation),
             TOLERANCE,
         )
 
@@ -124,7 +123,7 @@ class TestTheKernelIsTheReference:
         x, leaves = draw(n, steps=3)
         assert_close(
             results(recur, x, leaves, activation="tanh", backend="cuda"),
-            results(reference.recur, x, leaves, activation="tanh"),
+            results(recur_readably, x, leaves, activation="tanh"),
             TOLERANCE,
         )
         assert {shape.units for shape in on_cpu.shapes[-2:]} == {n}
@@ -147,7 +146,7 @@ class TestTheKernelIsTheReference:
         x, leaves = draw(n, batch=batch, steps=4)
         assert_close(
             results(recur, x, leaves, activation="relu", backend="cuda"),
-            results(reference.recur, x, leaves, activation="relu"),
+            results(recur_readably, x, leaves, activation="relu"),
             TOLERANCE,
         )
         assert on_cpu.shapes[-1].rows == rows
@@ -158,7 +157,7 @@ class TestTheKernelIsTheReference:
         x, leaves = draw(n, steps=2)
         assert_close(
             results(recur, x, leaves, activation="tanh", backend="cuda"),
-            results(reference.recur, x, leaves, activation="tanh"),
+            results(recur_readably, x, leaves, activation="tanh"),
             TOLERANCE,
         )
 
@@ -167,7 +166,7 @@ class TestTheKernelIsTheReference:
         options = {"activation": "modrelu", "readout": "last"}
         assert_close(
             results(recur, x, leaves, backend="cuda", chunk=3, **options),
-            results(reference.recur, x, leaves, **options),
+            results(recur_readably, x, leaves, **options),
             TOLERANCE,
         )
 
@@ -178,7 +177,7 @@ class TestTheKernelIsTheReference:
         x, leaves = draw(33, batch=batch)
         assert_close(
             results(recur, x, leaves, activation=activation, backend="cuda"),
-            results(reference.recur, x, leaves, activation=activation),
+            results(recur_readably, x, leaves, activation=activation),
             TOLERANCE,
         )
         assert on_cpu.shapes[-1].rows == rows

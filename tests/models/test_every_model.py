@@ -9,7 +9,6 @@ import torch
 
 from eigensweep.models import MODELS
 from eigensweep.models.matrices.orthogonal import orthogonality_error
-from eigensweep.models.recurrence.reference import recur
 
 TRAINED = [name for name in MODELS if not name.startswith("constructed")]
 KINDS = [("symbols", "all"), ("values", "last")]
@@ -141,18 +140,6 @@ class TestTraining:
         train(again, optimizers, batches[5:])
         for key, value in model.state_dict().items():
             assert torch.equal(again.state_dict()[key], value), key
-
-
-@pytest.mark.parametrize("name", ["tanh_rnn", "scornn", "enrnn"])
-def test_chunks_of_the_time_axis_change_nothing(nets, name):
-    model = nets.generic(name)
-    x = nets.input(model.shapes, steps=11)
-    tensors = (model.input_matrix(), model.recurrent_matrix(), model.b, model.V, model.c)
-    h0 = torch.randn(3, 10, dtype=torch.float64)
-    for readout in ("all", "last"):
-        options = {"activation": model.activation, "readout": readout, "h0": h0}
-        whole, pieces = (recur(x, *tensors, chunk=chunk, **options) for chunk in (None, 4))
-        torch.testing.assert_close(pieces, whole, atol=1e-13, rtol=0)
 
 
 INITIAL_FIELDS = [

@@ -4,10 +4,11 @@ import math
 
 import pytest
 import torch
+from helpers.agreement import recur_readably
 
 from eigensweep.models.lt_rnn import pool
 from eigensweep.models.matrices.orthogonal import orthogonality_error
-from eigensweep.models.recurrence import reference, ungated
+from eigensweep.models.recurrence import ungated
 
 VALUES = {"input_kind": "values"}
 
@@ -125,7 +126,7 @@ def test_a_state_as_long_as_the_clip_is_not_scaled(backend):
     how = {"activation": "clipped", "readout": "last", "h0": torch.zeros_like(x[0])}
     leaves = (x, None, W, 0.3 * one, one[None], 0 * one)
     if backend == "reference":
-        y, _ = reference.recur(*leaves, **how)
+        y, _ = recur_readably(*leaves, **how)
     else:
         y, _ = ungated.recur(*leaves, backend=backend, **how)
     assert torch.autograd.grad(y.sum(), W)[0].item() == pytest.approx(0.6)

@@ -11,11 +11,11 @@ from helpers.agreement import (
     assert_close_where_finite,
     choose_backend,
     more_threads,
+    recur_readably,
     run_lanes,
     spoil,
 )
 
-from eigensweep.models.recurrence import reference
 from eigensweep.models.recurrence.history import empty_history
 from eigensweep.models.recurrence.native.ungated import SOURCE, NativeSteps
 from eigensweep.models.recurrence.steps import ACTIVATIONS, Parameters, TorchSteps
@@ -81,7 +81,7 @@ class TestEachBackend:
         x, leaves = draw(sizes, inputs)
         x.requires_grad_(inputs == "values")
         how = {"activation": activation, "readout": readout}
-        expected = outcome(reference.recur, x, leaves, **how)
+        expected = outcome(recur_readably, x, leaves, **how)
         for chunk in (None, 1, 4):
             assert_close(outcome(recur, x, leaves, chunk=chunk, backend=backend, **how), expected)
 
@@ -93,7 +93,7 @@ class TestEachBackend:
         x, leaves = draw(sizes, "states")
         x.requires_grad_()
         how = {"activation": activation, "readout": readout}
-        expected = outcome(reference.recur, x, leaves[1:], **how)
+        expected = outcome(recur_readably, x, leaves[1:], **how)
         for chunk in (None, 1, 4):
             assert_close(
                 outcome(recur, x, leaves[1:], chunk=chunk, backend=backend, **how), expected
@@ -112,7 +112,7 @@ class TestEachBackend:
         outcomes = [
             clipped_outcome(function, x, leaves, readout=readout, **options)
             for function, options in (
-                (reference.recur, {}),
+                (recur_readably, {}),
                 (recur, {"backend": backend}),
                 (recur, {"backend": backend, "chunk": 1}),
                 (recur, {"backend": backend, "chunk": 4}),
@@ -143,7 +143,7 @@ class TestEachBackend:
         x, leaves = draw((1, 13, 45, 6, 4), "values", torch.float32)
         single = outcome(recur, x, leaves, activation=activation, backend=backend)
         doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
-        double = outcome(reference.recur, x.double(), doubles, activation=activation)
+        double = outcome(recur_readably, x.double(), doubles, activation=activation)
         assert_close([t.double() for t in single[:2]], list(double[:2]), 5e-6)
 
     @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -205,7 +205,7 @@ class TestEachBackend:
         x, leaves = draw(SIZES["odd"], "values")
         x = spoil(x, bad, whole_row)
         actual = outcome(recur, x, leaves, activation=activation, backend=backend)
-        expected = outcome(reference.recur, x, leaves, activation=activation)
+        expected = outcome(recur_readably, x, leaves, activation=activation)
         assert_close_where_finite(actual, expected)
 
     def test_threads_change_nothing(self, backend):
