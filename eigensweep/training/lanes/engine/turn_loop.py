@@ -170,7 +170,10 @@ class TurnLoop:
             self._commits.hold(trial, report)
 
     def _release(self, trial: MemberTrial) -> None:
-        """Give out the reports whose commits are written."""
+        """Give out the reports whose commits are written, unless one has failed.
+
+        A commit fails with the one before it, so the last of each lane tells.
+        """
         with self._register.changed:
             for lane in trial.lanes:
                 if lane.writing is not None and lane.writing.done():
@@ -178,15 +181,7 @@ class TurnLoop:
                     lane.writing = None
                     if error is not None:
                         self._faults.settle(trial, error)
-            while trial.held and all(writing.done() for writing in trial.held[0][1]):
-                report, writing = trial.held.popleft()
-                errors = (each.exception() for each in writing)
-                error = next((e for e in errors if e is not None), None)
-                if error is None:
-                    trial.reports.append(report)
-                else:
-                    self._faults.settle(trial, error)
-            self._register.changed.notify_all()
+            self._register.give_out(trial)
 
     # Trials that go.
 
