@@ -253,7 +253,7 @@ class Program:
 
     def load(self, lane: int, training: Training) -> None:
         """Put a training's tensors into a lane; it runs from the next step on."""
-        self._put(lane, training.model.state_dict(), self._flat, self._fixed, self._buffers)
+        self._put(lane, training.model.state_dict())
         self._configs[lane] = training.model.config
         for name, value in self._stack.extra_buffers(training.model).items():
             self._extra[f"model.{name}"][lane] = value
@@ -339,7 +339,7 @@ class Program:
         before = [tensor.index_select(0, index) for tensor in held]
         try:
             for lane, given in weights.items():
-                self._put(lane, given, self._flat, self._fixed, self._buffers)
+                self._put(lane, given)
                 if self._stack.reads_host_values:
                     for name, value in self._model_of(lane, given).host_values().items():
                         self._extra[f"model.{name}"][lane] = value
@@ -368,17 +368,11 @@ class Program:
         self._graph = None
         self._scorer.close()
 
-    def _put(
-        self,
-        lane: int,
-        weights: Weights,
-        flat: Tensor,
-        fixed: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
-    ) -> None:
+    def _put(self, lane: int, weights: Weights) -> None:
+        """Write parameters and buffers into a lane, in the same memory."""
         columns = [weights[name.removeprefix("model.")].flatten() for name in self._trained]
-        flat[lane] = torch.cat(columns).to(flat)
-        for name, known in (*fixed.items(), *buffers.items()):
+        self._flat[lane] = torch.cat(columns).to(self._flat)
+        for name, known in (*self._fixed.items(), *self._buffers.items()):
             known[lane] = weights[name.removeprefix("model.")]
 
     def _views(self, flat: Tensor) -> dict[str, Tensor]:
