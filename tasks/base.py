@@ -6,11 +6,11 @@ Letters in shapes: τ sequence length, B batch size, m input size, p output size
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from pydantic import ConfigDict, Field
@@ -113,16 +113,19 @@ class Batch:
         x, y, mask = widen(self.x, (0, 1)), widen(self.y, axes), widen(mask, axes)
         return replace(self, x=x, y=y, mask=mask, starts=starts, rows=None)
 
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors of the batch by the names of their fields."""
+        return {name: part for name, part in vars(self).items() if isinstance(part, Tensor)}
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """Return the batch with what `change` makes of each tensor in its place."""
+        changed: dict[str, Any] = {name: change(part) for name, part in self.tensors.items()}
+        return replace(self, **changed)
+
     def to(self, device: str) -> Batch:
         """Return the batch on `device`."""
-        return Batch(
-            self.x.to(device),
-            self.y.to(device),
-            None if self.mask is None else self.mask.to(device),
-            None if self.starts is None else self.starts.to(device),
-            self.padded_to,
-            None if self.rows is None else self.rows.to(device),
-        )
+        return self.map(lambda part: part.to(device))
 
 
 class TaskConfig(PlainNumbers):

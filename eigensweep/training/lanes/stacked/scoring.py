@@ -37,9 +37,6 @@ MOST_GRAPHS = 16
 HELD_BYTES = 1 << 30
 """Evaluation data up to this size stays on the device."""
 
-PARTS = ("x", "y", "mask", "starts", "rows")
-"""The tensors of a batch."""
-
 Tensors = Callable[[], tuple[dict[str, Tensor], dict[str, Tensor]]]
 """Returns parameters and buffers of all lanes. They lie in the same memory at every call."""
 
@@ -59,8 +56,9 @@ class _Captured:
 
     def replay(self, segment: Segment) -> None:
         for mine, given in zip(self.segment, segment, strict=True):
-            for known, new in zip(_tensors(mine.batch), _tensors(given.batch), strict=True):
-                known.copy_(new)
+            new = given.batch.tensors
+            for name, known in mine.batch.tensors.items():
+                known.copy_(new[name])
         self.graph.replay()
 
 
@@ -132,7 +130,7 @@ class Scorer:
             return self._splits[split]
         size, held = 0, []
         for segment in _cut(self._task.evaluation(split)):
-            size += sum(t.nbytes for piece in segment for t in _tensors(piece.batch))
+            size += sum(t.nbytes for piece in segment for t in piece.batch.tensors.values())
             if size > HELD_BYTES:
                 return map(self._place, _cut(self._task.evaluation(split)))
             held.append(self._place(segment))
@@ -160,7 +158,7 @@ class Scorer:
 
     def _capture(self, segment: Segment) -> _Captured | None:
         """Capture the scoring of a segment, which changes no sum."""
-        mine = tuple(replace(piece, batch=_copy(piece.batch)) for piece in segment)
+        mine = tuple(replace(piece, batch=piece.batch.map(Tensor.clone)) for piece in segment)
         came_from, found = self._state, None
         before = {id(tensor): tensor.clone() for tensor in self._changing()}
 
@@ -237,19 +235,7 @@ def _shape_of(segment: Segment) -> Any:
         (
             piece.begins,
             piece.batch.padded_to,
-            *(
-                None if t is None else (tuple(t.shape), t.dtype)
-                for t in (getattr(piece.batch, name) for name in PARTS)
-            ),
+            *((name, tuple(t.shape), t.dtype) for name, t in piece.batch.tensors.items()),
         )
         for piece in segment
     )
-
-
-def _tensors(batch: Batch) -> list[Tensor]:
-    return [t for t in (getattr(batch, name) for name in PARTS) if t is not None]
-
-
-def _copy(batch: Batch) -> Batch:
-    given = {name: getattr(batch, name) for name in PARTS}
-    return replace(batch, **{name: t.clone() for name, t in given.items() if t is not None})
