@@ -244,7 +244,7 @@ def _explain_damage(key: str, told: Iterable[str], after: Head) -> str | None:
 
 
 def pack(state: StateDict) -> bytes:
-    """Return a state as the bytes of a checkpoint."""
+    """Return a state as the bytes of a file that `torch.load` reads."""
     import torch
 
     buffer = io.BytesIO()

@@ -7,7 +7,6 @@ same.
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import threading
@@ -20,8 +19,6 @@ from functools import partial
 from math import isfinite
 from statistics import fmean
 
-import torch
-
 from eigensweep.common.direction import best, is_better
 from eigensweep.protocol.ledger import PAUSED
 from eigensweep.protocol.messages import Order, Report
@@ -30,7 +27,7 @@ from eigensweep.results.seeds import split_seeds, summarise
 from eigensweep.results.trial_result import End, Metrics, ReplicateResult, Result
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.store import spectrum_files
-from eigensweep.store.checkpoints import Store, replicate_key
+from eigensweep.store.checkpoints import Store, pack, replicate_key
 from eigensweep.store.commits.curves import CurvePoint, cut
 from eigensweep.store.commits.kept_files import BEST, StateDict
 from eigensweep.store.marks import cancel_mark, leave_mark, pause_mark
@@ -518,9 +515,7 @@ class Replicate:
             "value": best.value,
             "weights": best.weights,
         }
-        buffer = io.BytesIO()
-        torch.save(content, buffer)
-        self._store.kept.write(self._key, self._attempt, BEST, buffer.getvalue())
+        self._store.kept.write(self._key, self._attempt, BEST, pack(content))
 
     def _evaluations_until(self, until: int) -> list[CurvePoint]:
         """Return the evaluations up to a step, but not one that only a shorter budget asked for."""

@@ -45,7 +45,8 @@ class Selection:
         self._rule = config.divergence
         self._scheduled: Best | None = None
         self._final: Best | None = None
-        self._stale = 0
+        self.stale = 0
+        """Evaluations running that brought no new best; the one at a budget's end is no such."""
         self._high = 0
         self._first_loss = 0.0
         self.divergence: str | None = None
@@ -67,28 +68,25 @@ class Selection:
     ) -> End | None:
         """Take in the scores of an evaluation; return how the training ends here, None to go on."""
         value, loss = _find(scores, self.metric.name), _find(scores, self.loss)
-        if isfinite(value) and (self.best is None or self._is_better(value, self.best.value)):
+        if isfinite(value) and (
+            self.best is None or is_better(value, self.best.value, self.metric.better)
+        ):
             best = Best(value, step, scores, weights())
             if not scheduled:
                 self._final = best
             else:
-                self._scheduled, self._stale = best, 0
+                self._scheduled, self.stale = best, 0
         elif scheduled:
-            self._stale += 1
+            self.stale += 1
         self._judge(step, loss, is_too_high=scheduled and self._is_too_high(loss))
         if self.divergence is not None:
             return "diverged"
         return "completed" if self.is_out_of_patience else None
 
     @property
-    def stale(self) -> int:
-        """Evaluations running that brought no new best; the one at a budget's end is no such."""
-        return self._stale
-
-    @property
     def is_out_of_patience(self) -> bool:
         """Whether as many evaluations as `patience` allows have gone by without a new best."""
-        return self._patience is not None and self._stale >= self._patience
+        return self._patience is not None and self.stale >= self._patience
 
     def continue_beyond_budget(self) -> None:
         """Forget the evaluation that only the end of a shorter budget asked for."""
@@ -98,7 +96,7 @@ class Selection:
         return {
             "scheduled": vars(self._scheduled) if self._scheduled else None,
             "final": vars(self._final) if self._final else None,
-            "stale": self._stale,
+            "stale": self.stale,
             "high": self._high,
             "first_loss": self._first_loss,
         }
@@ -106,11 +104,8 @@ class Selection:
     def load_state_dict(self, state: StateDict) -> None:
         self._scheduled = Best(**state["scheduled"]) if state["scheduled"] else None
         self._final = Best(**state["final"]) if state["final"] else None
-        self._stale, self._high = state["stale"], state["high"]
+        self.stale, self._high = state["stale"], state["high"]
         self._first_loss = state["first_loss"]
-
-    def _is_better(self, value: float, than: float) -> bool:
-        return is_better(value, than, self.metric.better)
 
     def _judge(self, step: int, loss: float, *, is_too_high: bool) -> None:
         """Note why the training has diverged, if it has."""

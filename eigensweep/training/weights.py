@@ -19,6 +19,7 @@ import torch
 from eigensweep.models import make_model
 from eigensweep.models.base import Model
 from eigensweep.search_spaces.trial import TrialConfig, find_code
+from eigensweep.store.checkpoints import pack
 from eigensweep.training.selection import Weights, selected
 
 logger = logging.getLogger(__name__)
@@ -64,9 +65,7 @@ class KeptWeights:
             "step": self.step,
             "weights": self.weights,
         }
-        buffer = io.BytesIO()
-        torch.save(content, buffer)
-        Path(path).write_bytes(buffer.getvalue())
+        Path(path).write_bytes(pack(content))
         return Path(path)
 
 
