@@ -67,18 +67,23 @@ def test_an_installed_package_adds_its_class_after_our_own(install):
     assert tasks.problems == {}
 
 
-def test_what_a_package_sets_for_the_process_is_undone(install, caplog):
+def test_what_a_package_sets_for_the_process_is_undone(install):
     sets = (
         "import signal, torch\n"
         "torch.set_float32_matmul_precision('medium')\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     )
-    caplog.set_level("INFO")
     before = TorchSettings.read(), signal.getsignal(signal.SIGTERM)
     install("echo = lab:Echo", sets + ECHO.format(name="echo"))
     assert "echo" in registry()
     assert (TorchSettings.read(), signal.getsignal(signal.SIGTERM)) == before
-    assert "loading package=lab for task=echo" in caplog.text
+
+
+def test_a_package_that_takes_long_to_load_is_named(install, monkeypatch, caplog):
+    monkeypatch.setattr("eigensweep.common.registry.SLOW_SECONDS", 0.05)
+    install("echo = lab:Echo", "import time\ntime.sleep(0.5)\n" + ECHO.format(name="echo"))
+    assert "echo" in registry()
+    assert "lab is still being loaded" in caplog.text
 
 
 def test_packages_are_loaded_at_the_first_look(install):

@@ -13,9 +13,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from math import isfinite
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 
 from pydantic import BaseModel
 
@@ -25,6 +26,23 @@ from eigensweep.common.own_packages import digest_all, digest_package
 logger = logging.getLogger(__name__)
 
 Base = TypeVar("Base")
+
+
+SLOW_SECONDS: Final = 5.0
+"""A package that takes longer to load is named in the log: it may hang there."""
+
+
+@contextmanager
+def _warn_if_slow(module: str) -> Iterator[None]:
+    """Say in the log that a module is still being loaded, if that takes long."""
+    timer = threading.Timer(SLOW_SECONDS, logger.warning, ["%s is still being loaded", module])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()  # a process that forks has one thread
 
 
 class UnknownNameError(KeyError):
@@ -138,9 +156,10 @@ class Registry(MutableMapping[str, type[Base]], Generic[Base]):
                     f"the name '{entry.name}' belongs to {_path(taken)}; choose another name"
                 )
             package = entry.module.partition(".")[0]
-            logger.info("loading package=%s for %s=%s", package, self.kind, entry.name)
             code = digest_all(digest_package(package))
-            cls = self._check(entry.name, entry.load())
+            with _warn_if_slow(entry.module):
+                loaded = entry.load()
+            cls = self._check(entry.name, loaded)
             cls.Config.model_json_schema()  # the API's description of a spec contains it
             self._classes[entry.name] = cls
             self._packages[entry.name], self._codes[entry.name] = package, code
