@@ -25,8 +25,8 @@ class TorchSettings:
     has_gradients: bool = True
     precision: str = "highest"
     """Of products of matrices."""
-    backends: tuple[str, str] = ("none", "none")
-    """What PyTorch's libraries may take for float32: all of them, and oneDNN's recurrences."""
+    backends: tuple[str, ...] = ("none",) * 4
+    """What PyTorch's libraries may take for float32, of `_list_backends`; `none`: nothing less."""
     is_deterministic: bool = False
     finds_anomalies: bool = False
 
@@ -45,7 +45,7 @@ class TorchSettings:
             str(torch.get_default_device()),
             torch.is_grad_enabled(),
             precision,
-            (torch.backends.fp32_precision, torch.backends.mkldnn.rnn.fp32_precision),
+            tuple(_read_precision(each) for each in _list_backends(torch)),
             torch.are_deterministic_algorithms_enabled(),
             torch.is_anomaly_enabled(),
         )
@@ -60,13 +60,26 @@ class TorchSettings:
         if now.device != self.device:
             torch.set_default_device(None if self.device == "cpu" else self.device)
         if (now.precision, now.backends) != (self.precision, self.backends):
-            torch.backends.fp32_precision, torch.backends.mkldnn.rnn.fp32_precision = self.backends
             torch.set_float32_matmul_precision(
                 "highest" if self.precision == "mixed" else self.precision
             )
+            for each, wanted in zip(_list_backends(torch), self.backends, strict=True):
+                if _read_precision(each) != wanted:
+                    each.fp32_precision = wanted
         if now.is_deterministic != self.is_deterministic:
             torch.use_deterministic_algorithms(self.is_deterministic)
         torch.autograd.set_detect_anomaly(self.finds_anomalies)
+
+
+def _list_backends(torch: Any) -> tuple[Any, ...]:
+    """Return what has a precision: all libraries, and those of products and recurrences."""
+    of = torch.backends
+    return of, of.mkldnn.rnn, of.mkldnn.matmul, of.cuda.matmul
+
+
+def _read_precision(backend: Any) -> str:
+    """Return the precision of a library; PyTorch has two words for that of float32."""
+    return "none" if backend.fp32_precision == "ieee" else str(backend.fp32_precision)
 
 
 TRAINING: Final = TorchSettings()

@@ -16,7 +16,7 @@ OpenTrialState = Literal["waiting", "running"]
 
 TrialState = Literal[OpenTrialState, Outcome]
 
-ExperimentEnd = Literal["completed", "failed", "cancelled"]
+ExperimentEnd = Literal["completed", "cancelled", "failed"]
 
 Phase = Literal["starting", "waiting_for_room", "running"]
 """What the driver of an experiment that goes on is at: it starts, no node has room for a trial, or

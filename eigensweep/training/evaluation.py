@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 from torch import Tensor
@@ -15,6 +16,11 @@ from eigensweep.models.base import Model, State
 from eigensweep.results.trial_result import Metrics
 from eigensweep.store.spectrum_files import SpectraJson
 from eigensweep.tasks.base import Batch, Split, Task
+
+LONGEST_NAME: Final = 200
+"""Letters of the name of a number. MLflow takes 250, and what comes before it here."""
+NAME: Final = re.compile(r"\w[\w .:-]*(/\w[\w .:-]*)*")
+"""Such a name: parts of letters, digits and a few signs."""
 
 Beginning = Literal["anew", "on", "mixed"]
 """What the rows of a batch begin with: the initial state, the state before it, or some of each."""
@@ -189,6 +195,16 @@ def parts_of(state: State | None) -> tuple[Tensor, ...]:
     if state is None:
         return ()
     return state if isinstance(state, tuple) else (state,)
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raise ValueError if MLflow refuses one of these names of numbers, and with it a whole run."""
+    for name in names:
+        if len(name) > LONGEST_NAME or not NAME.fullmatch(name):
+            raise ValueError(
+                f"a name has 1 to {LONGEST_NAME} letters, digits and '_', ' ', '.', ':', '-', and "
+                f"'/' between parts; got {name[:80]!r}"
+            )
 
 
 def keep_finite(metrics: Metrics) -> Metrics:

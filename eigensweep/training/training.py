@@ -36,7 +36,14 @@ from eigensweep.store.commits.kept_files import StateDict
 from eigensweep.store.spectrum_files import SpectraJson
 from eigensweep.tasks import TASKS
 from eigensweep.training.errors import contain
-from eigensweep.training.evaluation import carry_into, detach, evaluate, find_spectra, keep_finite
+from eigensweep.training.evaluation import (
+    carry_into,
+    check_names,
+    detach,
+    evaluate,
+    find_spectra,
+    keep_finite,
+)
 from eigensweep.training.memory import keep_freed_memory
 from eigensweep.training.optimizers.optimizers import Optimizers
 from eigensweep.training.optimizers.schedules import RateSchedule
@@ -531,8 +538,7 @@ class Training:
             numbers = {
                 n: v.detach() if isinstance(v, torch.Tensor) else v for n, v in report.items()
             }
-            if wrong := [name for name in numbers if not 0 < len(name) <= LONGEST_NAME]:
-                raise ValueError(f"a name has 1 to {LONGEST_NAME} letters, got {wrong[0][:80]!r}")
+            check_names(numbers)
             return keep_finite({name: float(value) for name, value in numbers.items()})
         except (RuntimeError, ValueError, TypeError, AttributeError) as error:
             name = type(self.model).__name__
@@ -571,11 +577,10 @@ class Training:
         return {name: value.clone() for name, value in self.model.state_dict().items()}
 
 
-LONGEST_NAME: Final = 200
-"""Letters of the name of a number; MLflow refuses longer ones."""
-
-PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
-"""Types of a checkpoint's values beside tensors: those that PyTorch reads without other code."""
+PLAIN: Final = frozenset(
+    {type(None), bool, int, float, complex, str, bytes, set, torch.dtype, torch.device}
+)
+"""Types of a checkpoint's values beside tensors, which PyTorch reads without other code."""
 
 
 class _EnoughError(Exception):
@@ -593,10 +598,13 @@ def _copy(tree: Any, device: str = "cpu", place: str = "the state") -> Any:
         ValueError: if there is something else at a `place` in it, which no checkpoint can hold.
     """
     if isinstance(tree, torch.Tensor):
-        return tree.detach().to(device, copy=True)
+        return tree.detach().as_subclass(torch.Tensor).to(device, copy=True)
     if isinstance(tree, dict):
-        return {key: _copy(value, device, f"{place}/{key}") for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
+        return {
+            _copy(key, place=f"a key of {place}"): _copy(value, device, f"{place}/{key}")
+            for key, value in tree.items()
+        }
+    if type(tree) in (list, tuple, torch.Size):
         return type(tree)(_copy(value, device, place) for value in tree)
     if type(tree) not in PLAIN:
         kind = f"{type(tree).__module__}.{type(tree).__qualname__}"

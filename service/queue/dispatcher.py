@@ -336,6 +336,7 @@ class Dispatcher:
             words = f"it had not stopped its trials {STOP_SECONDS:.0f} s after it was asked to"
             logger.warning("driver is ended experiment=%s %s", id, words)
             known.driver.kill(Death(words, "stuck"))
+            known.asked_since = None  # it may take its time to end, or be ended again
 
     def _may_deliver(self, id: str, known: _Supervised) -> bool:
         """Return whether an experiment that is over may have a driver now."""

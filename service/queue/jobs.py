@@ -114,21 +114,13 @@ class ChildRunner:
             )
         if self._is_over:
             child.kill()
-        end = time.monotonic() + LONGEST_SECONDS
         with child:
-            while child.returncode is None:
-                try:
-                    child.wait(max(0.0, min(LOOK_SECONDS, end - time.monotonic())))
-                except subprocess.TimeoutExpired:
-                    if time.monotonic() >= end:
-                        problem = self.store and self.store.find_problem()  # before it goes on
-                        child.kill()
-                        if problem is not None:
-                            raise NotDoneError(problem) from None
-                        return f"it took longer than {LONGEST_SECONDS / 3600:.0f} hours"
-                    if not self.is_wanted():
-                        child.kill()
-                        raise StoppedError from None
+            try:
+                problem = self._wait(child)
+            finally:
+                child.kill()  # unless it has ended
+        if problem is not None:
+            return problem
         if self._is_over:
             raise StoppedError
         if child.returncode == 0:
@@ -137,6 +129,26 @@ class ChildRunner:
             raise NotDoneError(f"the disk of {folder} takes no outcome: it is full or broken")
         lines = (folder / "log").read_text(errors="replace").splitlines()[-LOG_LINES:]
         return "\n".join([f"its process ended with status {child.returncode}", *lines])
+
+    def _wait(self, child: subprocess.Popen[bytes]) -> str | None:
+        """Wait for the end of a child; return why that is to be waited for no longer.
+
+        Raises:
+            NotDoneError: if the store hangs for too long.
+            StoppedError: if nobody wants it any more.
+        """
+        end = time.monotonic() + LONGEST_SECONDS
+        while True:
+            try:
+                child.wait(max(0.0, min(LOOK_SECONDS, end - time.monotonic())))
+                return None
+            except subprocess.TimeoutExpired:
+                if time.monotonic() >= end:
+                    if self.store and (problem := self.store.find_problem()) is not None:
+                        raise NotDoneError(problem) from None
+                    return f"it took longer than {LONGEST_SECONDS / 3600:.0f} hours"
+                if not self.is_wanted():
+                    raise StoppedError from None
 
     def kill(self) -> None:
         """Kill the running child, and refuse to start others from now on."""

@@ -238,7 +238,7 @@ def test_a_bug_in_one_look_leaves_jobs_to_the_next(jobs, monkeypatch, caplog):
 
 def test_a_child_that_is_killed_by_a_stop_has_not_failed(tmp_path, monkeypatch):
     program = tmp_path / "python"
-    program.write_text("#!/bin/sh\nsleep 600\n")
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
     program.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(program))
     children = ChildRunner("a module")
@@ -250,7 +250,7 @@ def test_a_child_that_is_killed_by_a_stop_has_not_failed(tmp_path, monkeypatch):
 
 def test_a_child_that_nobody_wants_any_more_is_killed(tmp_path, monkeypatch):
     program = tmp_path / "python"
-    program.write_text("#!/bin/sh\necho $$ > pid\nsleep 600\n")
+    program.write_text("#!/bin/sh\necho $$ > new\nmv new pid\nexec sleep 600\n")
     program.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(program))
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)

@@ -333,7 +333,7 @@ class TestTheServer:
                 assert client.recv(1) == b"", "it answers: no other user is forked for"
             os.write(node, b"x")
             serving.join(30)
-        assert (killed, serving.is_alive()) == ([4711], False)
+        assert (killed, serving.is_alive()) == ([4711, 4711], False), "the last one with its node"
         for end in (end for pipe in pipes for end in pipe):
             os.close(end)
 

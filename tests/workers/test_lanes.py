@@ -511,7 +511,7 @@ class TestShape:
         groups = [replace(each, rule=Counting) for each in training.model.param_groups()]
         training.model.param_groups = lambda: groups
         training.optimizers = Optimizers(training.model, training.config.optimizer)
-        with pytest.raises(ValueError, match=r"remembers numbers in its groups.*train alone"):
+        with pytest.raises(ValueError, match=r"remembers numbers that all lanes.*train alone"):
             Group(training, 2)
 
     def test_what_runs_alone_is_told_why(self):
@@ -523,3 +523,15 @@ class TestShape:
         assert "'scale_gradient' runs alone on ptb_chars" in explain_alone(scaled)
         for name in TRAINED:
             assert explain_alone(config_of(name)) is None
+
+
+@pytest.mark.parametrize("name", ["", "x" * 201, "a%", "a//b", "../a"])
+def test_a_name_that_mlflow_refuses_is_told_alone_and_in_lanes(monkeypatch, name):
+    monkeypatch.setattr(MODELS["tanh_rnn"], "constraint_report", lambda _: {name: torch.ones(())})
+    training = build(config_of("tanh_rnn"))
+    group = Group(training, 1)
+    group.join(training)
+    with pytest.raises(ValueError, match="a name has 1 to 200 letters"):
+        group.advance(10.0)
+    with pytest.raises(ValueError, match="a name has 1 to 200 letters"):
+        training.report_constraint()

@@ -292,12 +292,32 @@ def test_what_a_rule_remembers_anywhere_survives_a_checkpoint(cut):
 def test_a_donors_state_is_taken_with_ones_own_rates():
     donor, taker = own_rule(), own_rule()
     theirs, ours = (Optimizers(m, OptimizerConfig(lr=r)) for m, r in ((donor, 0.1), (taker, 0.4)))
-    for model, optimizers in ((donor, theirs),):
-        model.A.grad, model.U.grad = torch.ones(3), torch.ones(3)
-        optimizers.step(optimizers.gradient_norm())
+    donor.A.grad, donor.U.grad = torch.ones(3), torch.ones(3)
+    theirs.step(theirs.gradient_norm())
     ours.load_state_dict(theirs.state_dict())
     (group,) = ours._optimizers["rule of main"].param_groups
     assert (group["k"], group["lr"]) == (1, pytest.approx(0.4 * 0.9))
+
+
+def test_a_donors_settings_of_a_rule_are_not_taken():
+    rules = [partial(torch.optim.SGD, momentum=momentum) for momentum in (0.9, 0.5)]
+    theirs, ours = (Optimizers(own_rule(rule), OptimizerConfig()) for rule in rules)
+    ours.load_state_dict(theirs.state_dict())
+    (group,) = ours._optimizers["rule of main"].param_groups
+    assert group["momentum"] == 0.5
+
+
+def test_a_rule_may_remember_what_is_of_no_parameter():
+    class Counted(torch.optim.SGD):
+        def step(self):
+            self.state["steps"] = self.state.get("steps", 0) + 1
+
+    first, second = (Optimizers(own_rule(Counted), OptimizerConfig()) for _ in range(2))
+    for optimizers in (first, second):
+        optimizers.step(torch.tensor(1.0))
+        second.load_state_dict(copy.deepcopy(first.state_dict()))
+    second.step(torch.tensor(1.0))
+    assert second._optimizers["rule of main"].state["steps"] == 2
 
 
 def test_a_rule_that_makes_groups_of_its_own_is_refused():

@@ -614,3 +614,7 @@ def test_a_state_that_no_checkpoint_can_hold_is_told_with_its_place():
     words = "the state/optimizers/adam/0/d is a numpy.float64: a checkpoint holds tensors and plain"
     with pytest.raises(ValueError, match=words):
         training.state_dict()
+    del memory["d"]
+    memory[np.int64(3)] = 0.5
+    with pytest.raises(ValueError, match=r"a key of the state/optimizers/adam/0 is a numpy\.int64"):
+        training.state_dict()

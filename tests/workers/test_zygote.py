@@ -88,8 +88,10 @@ def limit_files(pid: int) -> Iterator[None]:
     """Let a process open no further file."""
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, before[1]))
-    yield
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
 
 
 class Unreadable:

@@ -84,7 +84,7 @@ class DriverProcess:
         known how Ray was.
         """
         if self._over is None and self.is_orphan and self._has_ended():
-            self.finish("died", Death(UNSEEN, "unseen"))
+            self.finish("died", self._why or Death(UNSEEN, "unseen"))
         if self._over == "died" and self.death and self.death.cause in ("failure", "ray", "unseen"):
             was_well = self.was_well(self.ended_at)
             if not was_well:
@@ -93,10 +93,10 @@ class DriverProcess:
 
     def kill(self, why: Death | None = None) -> None:
         """End the process at once; Ray ends those of its trials."""
-        self._why = why
         if self._over is None and self._end is not None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._end, signal.SIGKILL)
+                self._why = why
 
     def begin(self, pid: int) -> None:
         """Note that it was forked."""

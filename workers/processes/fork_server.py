@@ -116,6 +116,8 @@ class Server:
             ends, lifelines = self._lifelines.keys(), filter(None, self._lifelines.values())
             ready = wait([self._listener, self._end_of_ray, *ends, *lifelines], IDLE_SECONDS)
             if self._end_of_ray in ready:
+                for end in self._groups:
+                    self._kill_group(end)
                 return
             if ready:
                 asked_at = time.monotonic()
@@ -156,7 +158,7 @@ class Server:
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._become_child(parent, files)
+            self._become_child(parent, lifeline, files)
         try:
             end = os.pidfd_open(pid)
         except OSError:  # no more files may be open: nobody would notice that its trial is gone
@@ -166,7 +168,7 @@ class Server:
         _lead_group(pid)
         self._lifelines[end], self._groups[end] = lifeline, pid
 
-    def _become_child(self, parent: int, files: list[int]) -> None:
+    def _become_child(self, parent: int, lifeline: socket.socket, files: list[int]) -> None:
         """Train in this process, which was forked, and end it."""
         status = 1
         try:
@@ -176,10 +178,11 @@ class Server:
             _lead_group(0)
             self._listener.close()
             os.close(self._end_of_ray)
-            for end, lifeline in self._lifelines.items():
+            lifeline.close()  # the server's alone: this process may leave copies of itself
+            for end, other in self._lifelines.items():
                 os.close(end)
-                if lifeline is not None:
-                    lifeline.close()
+                if other is not None:
+                    other.close()
             calls, *standard = files
             for target, file in enumerate(standard, start=1):
                 os.dup2(file, target)

@@ -62,7 +62,7 @@ class ForkedShortError(ForkedEndedError):
 
 
 class ForkedLostError(ForkedEndedError):
-    """Nobody has told how it ended, as where its server has ended, too: not by its trial."""
+    """So has its server, by which it ended: not by its trial."""
 
 
 class Forked:
@@ -133,16 +133,18 @@ class Forked:
         what = f"process {self.pid}" if self.pid else "the process"
         what += " that was forked for this trial has ended"
         self._lifeline.settimeout(STATUS_SECONDS)
-        status: int | None = None  # nobody has told it, as where the server has ended, too
+        status: int | None = None
+        is_lost = False  # the server has ended, too
         with suppress(OSError):
-            if told := self._lifeline.recv(LONGEST_STATUS):
+            is_lost = not (told := self._lifeline.recv(LONGEST_STATUS))
+            if told:
                 status = int(told)
                 what += f" {describe_status(status)}"
         if status in (None, -signal.SIGKILL) and count_kills() > self._kills:
             return ForkedShortError(
                 f"{what}: its machine had no memory left, and the kernel ended it"
             )
-        return ForkedLostError(what) if status is None else ForkedEndedError(what)
+        return ForkedLostError(what) if is_lost else ForkedEndedError(what)
 
 
 def fork(config: Mapping[str, object], node_id: str | None, raylet: int) -> Forked | None:

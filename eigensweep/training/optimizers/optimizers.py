@@ -8,9 +8,11 @@ name their groups, papers tune the two apart.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Final, get_args
 
+import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
@@ -73,7 +75,12 @@ class Optimizers:
             kind: _build_kind([g for g in self.groups if g.kind == kind], config)
             for kind in dict.fromkeys(g.kind for g in self.groups)
         }
-        self._own_rules = {g.kind for g in self.groups if g.rule is not None}
+        self._built = {
+            g.kind: [deepcopy(_settings(each)) for each in self._optimizers[g.kind].param_groups]
+            for g in self.groups
+            if g.rule is not None
+        }
+        """The groups of rules that the model brings along, as they began."""
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -102,24 +109,29 @@ class Optimizers:
     def state_dict(self) -> StateDict:
         """Return what the optimizers remember, by kind; rates and settings come from the config.
 
-        A rule of a group's own may also remember numbers in its groups, and change its rate.
+        A rule of a group's own may also remember numbers in its groups, and change its rate: what
+        differs there from how they began.
         """
-        found = {name: each.state_dict() for name, each in self._optimizers.items()}
-        groups = {_GROUPS + name: found[name]["param_groups"] for name in self._own_rules}
-        return {name: each["state"] for name, each in found.items()} | groups
+        groups = {
+            _GROUPS + name: [
+                _find_changes(_settings(now), before)
+                for now, before in zip(self._optimizers[name].param_groups, built, strict=True)
+            ]
+            for name, built in self._built.items()
+        }
+        return {name: o.state_dict()["state"] for name, o in self._optimizers.items()} | groups
 
     def load_state_dict(self, state: StateDict) -> None:
         """Go on from what `state_dict` returned."""
         for name, optimizer in self._optimizers.items():
             groups = optimizer.state_dict()["param_groups"]
-            known = state.get(_GROUPS + name, groups) if name in self._own_rules else groups
-            for group, before in zip(groups, known, strict=True):
-                rate, first = before["lr"], before["first_lr"]
-                if first != group["first_lr"]:  # a donor had other rates
-                    rate *= group["first_lr"] / first
-                group.update(before, lr=rate, first_lr=group["first_lr"], params=group["params"])
+            for group, before in zip(groups, state.get(_GROUPS + name, ()), strict=False):
+                rate = before["lr"]
+                if before["first_lr"] != group["first_lr"]:  # a donor had other rates
+                    rate = rate * (group["first_lr"] / before["first_lr"])
+                group.update(before, lr=rate, first_lr=group["first_lr"])
             optimizer.load_state_dict({"state": state[name], "param_groups": groups})
-            if name in self._own_rules:
+            if name in self._built:
                 _restore_types(optimizer, state[name])
 
 
@@ -153,14 +165,36 @@ def _build_kind(groups: list[UpdatedGroup], config: OptimizerConfig) -> Optimize
     return _build(groups[0].kind, parts, config)
 
 
-def _restore_types(optimizer: Optimizer, state: StateDict) -> None:
+def _restore_types(optimizer: Optimizer, state: dict[Any, Any]) -> None:
     """Give each remembered tensor its own type back: PyTorch casts it to its parameter's."""
-    params: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
-    for number, memory in state.items():
-        param = params[int(number)]
-        for name, value in memory.items():
-            if isinstance(value, Tensor):
-                optimizer.state[param][name] = value.to(param.device, copy=True)
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    for number, param in enumerate(params):
+        memory = optimizer.state[param] if number in state else {}
+        for name, now in memory.items():
+            if isinstance(now, Tensor):
+                memory[name] = state[number][name].to(now.device, copy=True)
+
+
+def _settings(group: TorchGroup) -> TorchGroup:
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+def _find_changes(now: TorchGroup, before: TorchGroup) -> TorchGroup:
+    """Return the entries of a group that are others than before, and its rates."""
+    return {
+        name: value
+        for name, value in now.items()
+        if name in ("lr", "first_lr", "factor")
+        or name not in before
+        or not is_same(value, before[name])
+    }
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Return whether two values are equal, also where they are tensors."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    return type(one) is type(other) and bool(one == other)
 
 
 def _build(name: str, groups: list[TorchGroup], config: OptimizerConfig) -> Optimizer:

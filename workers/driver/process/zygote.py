@@ -76,7 +76,8 @@ class Zygote:
             return
         ends: list[int] = []
         try:
-            ends += (*os.pipe(), *os.pipe())
+            ends += os.pipe()
+            ends += os.pipe()
             pid = os.fork()
         except OSError as error:  # others may end meanwhile; those that work go on
             for end in ends:

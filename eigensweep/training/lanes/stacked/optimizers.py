@@ -9,6 +9,7 @@ moves between the two forms exactly.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -20,7 +21,7 @@ from torch.optim.optimizer import Optimizer
 
 from eigensweep.search_spaces.trial import OptimizerConfig
 from eigensweep.store.commits.kept_files import StateDict
-from eigensweep.training.optimizers.optimizers import Optimizers, UpdatedGroup
+from eigensweep.training.optimizers.optimizers import Optimizers, UpdatedGroup, is_same
 from eigensweep.training.optimizers.tf1_optimizers import (
     ADAM_EPSILON,
     EPSILON,
@@ -356,16 +357,19 @@ class _LaneRule:
         ]
         self._rate = torch.ones(lanes, dtype=dtype, device=device)
         self._optimizer: Optimizer = group.rule([{"params": self._params, "lr": self._rate}])
-        before = self._settings()
+        before = deepcopy(self._remembered())
         with torch.no_grad():
             for param, own in zip(self._params, part.params, strict=True):
                 param.copy_(own)
                 param.grad = torch.zeros_like(param)
         self._optimizer.step()  # so that it makes all that it remembers
-        if self._settings() != before or not (self._rate == 1).all():
+        after = self._remembered()
+        if after.keys() != before.keys() or not all(
+            is_same(after[name], known) for name, known in before.items()
+        ):
             raise ValueError(
-                f"the rule of group '{group.name}' remembers numbers in its groups, of which all "
-                "lanes would have the same; such networks train alone"
+                f"the rule of group '{group.name}' remembers numbers that all lanes would have in "
+                "common, in its groups or in itself; such networks train alone"
             )
         for memory in self._memories():
             for known in memory.values():
@@ -397,12 +401,17 @@ class _LaneRule:
             for number, memory in enumerate(self._memories())
         }
 
-    def _settings(self) -> list[dict[str, Any]]:
-        """Return all of the groups but the parameters, and which object the rate is."""
-        return [
-            {n: id(v) if n == "lr" else v for n, v in group.items() if n != "params"}
-            for group in self._optimizer.param_groups
-        ]
+    def _remembered(self) -> dict[Any, Any]:
+        """Return what the optimizer holds beside parameters and what it remembers of each."""
+        found: dict[Any, Any] = {
+            (number, name): value
+            for number, group in enumerate(self._optimizer.param_groups)
+            for name, value in group.items()
+            if name != "params"
+        }
+        found |= {k: v for k, v in self._optimizer.state.items() if not isinstance(k, Tensor)}
+        own = vars(self._optimizer).items()
+        return found | {n: v for n, v in own if n[0] != "_" and isinstance(v, int | float)}
 
     def _memories(self) -> list[Memory]:
         return [self._optimizer.state[param] for param in self._params]

@@ -26,7 +26,7 @@ from eigensweep.models.stack import Stack
 from eigensweep.results.trial_result import Metrics
 from eigensweep.tasks.base import Batch, Split, Task
 from eigensweep.training.errors import is_of_the_device, is_out_of_memory
-from eigensweep.training.evaluation import detach, evaluate, keep_finite, parts_of
+from eigensweep.training.evaluation import check_names, detach, evaluate, keep_finite, parts_of
 from eigensweep.training.lanes.stacked import graphs
 from eigensweep.training.lanes.stacked.batches import Batches, equalise
 from eigensweep.training.lanes.stacked.optimizers import LaneOptimizers
@@ -353,6 +353,7 @@ class Program:
         """Return each lane's report on its model's constraint; finite numbers only."""
         parameters, buffers = self._tensors()
         found = self._stack.call("constraint_report", parameters=parameters, buffers=buffers)
+        check_names(found)
         columns = {name: values.tolist() for name, values in found.items()}
         return [
             keep_finite({name: column[lane] for name, column in columns.items()})
