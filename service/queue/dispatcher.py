@@ -104,9 +104,9 @@ class _Supervised:
 class Dispatcher:
     """Gives every experiment that needs one a driver, at most `max_experiments` running at once.
 
-    Beyond these each user may have one, up to `max_of_all`: so nobody waits for the end of what
-    others have begun. While too many drivers only deliver, nobody may: one user's short experiments
-    would leave ever more of them.
+    Beyond these each user may have one, up to `max_of_all`: so nobody's only experiment stands in
+    the queue behind those of others. While too many drivers only deliver, nobody may: one user's
+    short experiments would leave ever more of them.
 
     Each experiment is looked after by itself: if its driver cannot be started, found or asked, this
     experiment is tried again after a pause, and all others go on. If the database is away, nothing
