@@ -92,7 +92,7 @@ def test_a_trial_that_trains_counts_up_to_its_newest_report(url, spec, clock):
     assert read(ledger) == [(60.0, 60.0, 0.0)] * 2
 
 
-def test_a_clock_that_is_set_back_and_forth_counts_no_time_twice(url, spec, clock):
+def test_a_clock_set_back_and_forth_counts_no_time_twice(url, spec, clock):
     ledger = start(url, spec())
     ledger.begin(0)
     for step, jump in ((10, 0), (20, -3600), (30, 3600), (40, 0)):

@@ -102,7 +102,7 @@ def test_what_is_no_exception_is_an_error_of_its_trial():
         raise KeyboardInterrupt
 
 
-def test_an_interrupt_is_an_error_of_the_trial_elsewhere_than_in_a_program(trial):
+def test_an_interrupt_in_a_thread_is_an_error_of_the_trial(trial):
     def run() -> None:
         with contain():
             raise KeyboardInterrupt
