@@ -605,7 +605,7 @@ class TestOnAGpu:
         assert (torch.get_float32_matmul_precision(), chosen) == ("high", [])
 
 
-def test_a_state_that_no_checkpoint_holds_is_told_with_its_place():
+def test_a_state_that_no_checkpoint_holds_is_told_by_its_place():
     training = Training(trial(optimizer={"name": "adam"}), 0)
     training.run(until=1)
     (optimizer,) = training.optimizers._optimizers.values()
