@@ -236,11 +236,21 @@ def test_a_bug_in_one_look_leaves_jobs_to_the_next(jobs, monkeypatch, caplog):
     assert "a bug" in caplog.text
 
 
-def test_a_child_that_is_killed_by_a_stop_has_not_failed(tmp_path, monkeypatch):
-    program = tmp_path / "python"
-    program.write_text("#!/bin/sh\nexec sleep 600\n")
-    program.chmod(0o700)
-    monkeypatch.setattr(sys, "executable", str(program))
+@pytest.fixture
+def play(tmp_path, monkeypatch):
+    """Return what lets each child be a shell that runs a script."""
+
+    def put(script: str) -> None:
+        program = tmp_path / "python"
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o700)
+        monkeypatch.setattr(sys, "executable", str(program))
+
+    return put
+
+
+def test_a_child_that_is_killed_by_a_stop_has_not_failed(tmp_path, play):
+    play("exec sleep 600")
     children = ChildRunner("a module")
     threading.Timer(0.5, children.kill).start()
     for _ in ("killed while it runs", "killed as soon as it is started"):
@@ -248,11 +258,8 @@ def test_a_child_that_is_killed_by_a_stop_has_not_failed(tmp_path, monkeypatch):
             children.run(tmp_path / "folder", "")
 
 
-def test_a_child_that_nobody_wants_any_more_is_killed(tmp_path, monkeypatch):
-    program = tmp_path / "python"
-    program.write_text("#!/bin/sh\necho $$ > new\nmv new pid\nexec sleep 600\n")
-    program.chmod(0o700)
-    monkeypatch.setattr(sys, "executable", str(program))
+def test_a_child_that_nobody_wants_any_more_is_killed(tmp_path, monkeypatch, play):
+    play("echo $$ > new\nmv new pid\nexec sleep 600")
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
     pid = tmp_path / "folder" / "pid"
     children = ChildRunner("a module", is_wanted=lambda: not pid.exists())
@@ -262,11 +269,8 @@ def test_a_child_that_nobody_wants_any_more_is_killed(tmp_path, monkeypatch):
         os.kill(int(pid.read_text()), 0)
 
 
-def test_a_child_that_is_looked_at_gets_its_order(tmp_path, monkeypatch):
-    program = tmp_path / "python"
-    program.write_text("#!/bin/sh\nsleep 0.3\nwc -c > size\n")
-    program.chmod(0o700)
-    monkeypatch.setattr(sys, "executable", str(program))
+def test_a_child_that_is_looked_at_gets_its_order(tmp_path, monkeypatch, play):
+    play("sleep 0.3\nwc -c > size")
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
     assert ChildRunner("a module").run(tmp_path, "x" * 1_000_000) is None
     assert (tmp_path / "size").read_text().strip() == "1000000"
@@ -308,11 +312,8 @@ def test_an_outcome_that_cannot_be_read_now_is_no_failure(tmp_path, monkeypatch,
         assert found.error == "its process ended without writing an outcome"
 
 
-def test_a_child_is_tried_again_if_its_outcome_cannot_be_kept(tmp_path, monkeypatch):
-    program = tmp_path / "python"
-    program.write_text("#!/bin/sh\nexit 75\n")
-    program.chmod(0o700)
-    monkeypatch.setattr(sys, "executable", str(program))
+def test_a_child_is_tried_again_if_its_outcome_cannot_be_kept(tmp_path, play):
+    play("exit 75")
     with pytest.raises(NotDoneError, match="takes no outcome"):
         ChildRunner("a module").make(tmp_path / "folder", ChildOutcome(), ChildOutcome)
 
