@@ -6,6 +6,7 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
+from clocks import Clock
 from orders import make_order
 from toys import trial
 
@@ -14,16 +15,6 @@ from eigensweep.training.lanes.engine.engine import Engine
 from eigensweep.training.lanes.engine.groups import Sharing
 from eigensweep.training.lanes.engine.members import MemberLane
 from eigensweep.training.lanes.stacked.group import LaneError
-
-
-class Clock:
-    """A clock that stands still until somebody spends time."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class AtOnce(Executor):

@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from clocks import Clock
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 from waiting import wait_until
@@ -443,7 +444,7 @@ class TestDeliveries:
         for _ in range(200):
             dispatcher.tick()
             most = max(most, self.let_drivers_see(launcher))
-            clock.seconds += 1.0
+            clock.now += 1.0
         assert {record.row(id).state for id in posted} == {"completed"}
         assert most <= 2 + 2
         assert dispatcher.max_drivers == max(2, of_all) + 2
@@ -456,7 +457,7 @@ class TestDeliveries:
             for _ in range(10):
                 dispatcher.tick()
                 self.let_drivers_see(launcher, delivers=True)
-                clock.seconds += 1.0
+                clock.now += 1.0
             rows = [record.row(id) for id in posted]
             if all(row.tracked for row in rows):
                 break
@@ -470,13 +471,13 @@ class TestDeliveries:
         dispatcher.find_mlflow_problem = lambda: "no answer (it timed out)"
         for _ in range(20):
             dispatcher.tick()
-            clock.seconds += 1.0
+            clock.now += 1.0
         assert launcher.launched == []
         (notice,) = record.row(id).notices
         told = "not delivered yet: MLflow cannot be used: no answer (it timed out)"
         assert (notice["kind"], notice["words"]) == ("delivery", told)
         dispatcher.find_mlflow_problem = lambda: None
-        clock.seconds += MLFLOW_SECONDS
+        clock.now += MLFLOW_SECONDS
         dispatcher.tick()
         self.let_drivers_see(launcher, delivers=True)
         assert (record.row(id).tracked, record.row(id).notices) == (True, None)
@@ -493,7 +494,7 @@ class TestDeliveries:
                 if driver.now == "running" and driver.ledger.experiment_id in posted[:4]:
                     driver.now = "died"
             self.let_drivers_see(launcher, delivers=True)
-            clock.seconds += 1.0
+            clock.now += 1.0
         assert [record.row(id).tracked for id in posted] == [False] * 4 + [True] * 2
 
     def test_one_that_dies_again_and_again_is_logged_whole_once(
@@ -505,11 +506,11 @@ class TestDeliveries:
         for _ in range(200):
             dispatcher.tick()
             if len(launcher.launched) > len(begun):
-                begun.append(clock.seconds)
+                begun.append(clock.now)
                 launcher.launched[-1].now = "died"
                 words = "Traceback:\n  File x\nValueError: no number\n"
                 launcher.launched[-1].death = Death(words)
-            clock.seconds += 1.0
+            clock.now += 1.0
         assert len(begun) > 3
         (notice,) = record.row(id).notices
         assert f"died {len(begun)} times in a row" in notice["words"]
@@ -518,16 +519,6 @@ class TestDeliveries:
         pauses = [after - before for before, after in pairwise(begun)]
         assert pauses == sorted(pauses)
         assert pauses[-1] > 2 * pauses[0]
-
-
-class Clock:
-    """A clock that stands still until a test moves it."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def __call__(self) -> float:
-        return self.seconds
 
 
 def fail(*_: Any) -> Any:
@@ -551,7 +542,7 @@ class TestTrouble:
         launcher.launched[1].ledger.end("completed")
         launcher.launched[1].ledger.set_tracked()
         for _ in range(20):
-            clock.seconds += 0.5
+            clock.now += 0.5
             dispatcher.tick()
         assert ids(launcher) == [broken, other, queued]
         assert dispatcher.problems == {broken: "ConnectionError: the driver's node does not answer"}
@@ -564,15 +555,15 @@ class TestTrouble:
         post()
         dispatcher.tick()
         (driver,), asked = launcher.launched, []
-        monkeypatch.setattr(driver, "state", lambda: asked.append(clock.seconds) or fail())
+        monkeypatch.setattr(driver, "state", lambda: asked.append(clock.now) or fail())
         for _ in range(100):
-            clock.seconds += 1
+            clock.now += 1
             dispatcher.tick()
         pauses = [after - before for before, after in pairwise(asked)]
         assert pauses == sorted(pauses)
         assert pauses[-1] >= 32
         monkeypatch.setattr(driver, "state", lambda: "running")
-        clock.seconds += 1000
+        clock.now += 1000
         dispatcher.tick()
         assert dispatcher.problems == {}
         assert launcher.launched == [driver]
@@ -585,19 +576,19 @@ class TestTrouble:
 
         def launch(id: str, *rest: Any) -> Any:
             if id == broken:
-                tried.append(clock.seconds)
+                tried.append(clock.now)
                 fail()
             return works(id, *rest)
 
         monkeypatch.setattr(launcher, "launch", launch)
         for _ in range(20):
-            clock.seconds += 0.5
+            clock.now += 0.5
             dispatcher.tick()
         assert ids(launcher) == [other]
         assert 1 < len(tried) < 6
         assert list(dispatcher.problems) == [broken]
         monkeypatch.setattr(launcher, "launch", works)
-        clock.seconds += 1000
+        clock.now += 1000
         dispatcher.tick()
         assert ids(launcher) == [other, broken]
         assert record.row(broken).deaths == 0
@@ -622,7 +613,7 @@ class TestTrouble:
         )
         database.write(record.url, lambda rows: rows.execute(text(refuse)))
         for _ in range(3):
-            clock.seconds += 0.5
+            clock.now += 0.5
             dispatcher.tick()
         assert ids(launcher) == others
         assert dispatcher.problems == {broken: "IntegrityError: value out of range"}
@@ -639,7 +630,7 @@ class TestTrouble:
         after.tick()
         assert list(after.problems) == [first]
         monkeypatch.setattr(launcher, "find", finds)
-        clock.seconds += 1000
+        clock.now += 1000
         after.tick()
         assert after.problems == {}
         assert ids(launcher) == [first, second]  # both were found, none was started again

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from engines import Clock
+from clocks import Clock
 
 from eigensweep.protocol.fair_shares import Allotment, Demand, share_out
 from eigensweep.protocol.messages import DriverOptions

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from clocks import Clock
 from prometheus_client import CollectorRegistry
 
 from eigensweep.protocol.messages import Place
@@ -25,19 +26,9 @@ PLACE = Place("node7", 4711, "cpu")
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1}
 
 
-class Clock:
-    """Seconds since 1970, as the record reads them."""
-
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
+    made = Clock(1_000_000.0)
     monkeypatch.setattr(time, "time", made)
     return made
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clocks import Clock
 from orders import make_order
 from toys import Line, Lines, trial
 
@@ -15,16 +16,6 @@ from eigensweep.tasks import TASKS
 from eigensweep.training import attempt
 from eigensweep.training.attempt import Replicate
 from eigensweep.training.training import Training
-
-
-class Clock:
-    """A clock that stands still until somebody spends time."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class SlowStore(Store):

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from engines import Clock
+from clocks import Clock
 from experiments import Cluster, Launched, toys_on_path
 from file_ledger import FileLedger
 from sweeps import COPYING

@@ -6,6 +6,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
+from clocks import Clock
 from file_ledger import FileLedger
 from helpers.waiting import wait_until
 from ray.autoscaler._private.node_provider_availability_tracker import NodeAvailabilitySummary
@@ -37,20 +38,10 @@ def test_the_process_that_adds_up_loads_neither_torch_nor_tune():
     assert done.stdout.strip() == "set()"
 
 
-class Clock:
-    """A clock that tests set."""
-
-    def __init__(self):
-        self.now = 1000.0
-
-    def __call__(self):
-        return self.now
-
-
 class TestWishes:
     @pytest.fixture
     def clock(self):
-        return Clock()
+        return Clock(1000.0)
 
     @pytest.fixture
     def requests(self):
@@ -136,7 +127,7 @@ class TestNodesThatJoinAndLeave:
 
     @pytest.fixture
     def played(self, monkeypatch):
-        played = SimpleNamespace(slots=1, clock=Clock(), wishes=[])
+        played = SimpleNamespace(slots=1, clock=Clock(1000.0), wishes=[])
         monkeypatch.setattr(driver.capacity, "count_slots", lambda share: played.slots)
         monkeypatch.setattr(
             driver, "wish", lambda experiment, some, labels: played.wishes.append(some)

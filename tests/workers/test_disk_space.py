@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from engines import Clock
+from clocks import Clock
 from file_ledger import FileLedger
 from sweeps import COPYING, SCORNN
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from engines import Clock
+from clocks import Clock
 from experiments import Cluster, Launched, toys_on_path
 from sweeps import COPYING, Bench, at, spec
 from test_store_markers import order_in

@@ -141,7 +141,7 @@ class TestASweepWhoseEveryTrialFails:
         monkeypatch.setattr(
             b.ledger, "request_pause", lambda why: asked.append(why) or b.ledger.want("pause")
         )
-        driver.why_stop._asked_at = float("-inf")
+        driver.why_stop.asked_at = float("-inf")
         assert driver.must_stop()
         assert driver.must_stop()
         assert driver.why_stop.is_pause

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 
 import pytest
-from engines import Clock
+from clocks import Clock
 from file_ledger import FileLedger
 from hypothesis import given
 from hypothesis import strategies as st

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from engines import Clock
+from clocks import Clock
 from helpers.waiting import wait_until
 from orders import make_order
 from ray.tune.experiment import Trial

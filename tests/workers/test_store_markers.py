@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from engines import Clock
+from clocks import Clock
 from orders import make_order
 from sweeps import Bench, at, spec
 

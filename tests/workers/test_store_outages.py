@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
-from engines import Clock
+from clocks import Clock
 from file_ledger import FileLedger
 from helpers import s3
 from s3fs import S3FileSystem

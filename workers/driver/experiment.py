@@ -59,6 +59,7 @@ from eigensweep.workers.driver.nodes.lanes import choose_lanes
 from eigensweep.workers.driver.search.leaders import config_to_train
 from eigensweep.workers.driver.search.study import Study
 from eigensweep.workers.driver.stalls import StallWatch, read_progress
+from eigensweep.workers.driver.standstill import Standstill
 from eigensweep.workers.driver.summary.report import write_report
 from eigensweep.workers.driver.sweep import Job, Sweep
 from eigensweep.workers.driver.tune.schedulers import make_scheduler
@@ -99,7 +100,10 @@ def run_experiment(experiment: str, spec: SpecJson, ledger: Ledger, options: Dri
         StaleWriteError: if another driver has taken over. An exception is not recorded: the caller
             starts another driver.
     """
-    ExperimentDriver(experiment, ExperimentSpec.from_stored(spec), ledger, options).run()
+    with Standstill(lambda notice: ledger.record_notices([notice])) as watch:
+        driver = ExperimentDriver(experiment, ExperimentSpec.from_stored(spec), ledger, options)
+        watch.follow(driver.seen_at, driver.tell_standstill)
+        driver.run()
 
 
 class ExperimentDriver:
@@ -243,6 +247,15 @@ class ExperimentDriver:
             lack = find_missing_commit(self._store, order, report)
         host = "unknown" if report.place is None else report.place.node
         return lack and f"node {host}: {lack}"
+
+    def seen_at(self) -> float:
+        """Return when it was last seen to go on, by `time.monotonic`; infinity: trials are over."""
+        return self.why_stop.asked_at if self._ended is None else math.inf
+
+    def tell_standstill(self, notice: Notice) -> None:
+        """Record that it stands still; when it goes on, the notice is taken back."""
+        self.ledger.record_notices([*(self._told or ()), notice])
+        self._told = None
 
     def _train(self) -> None:
         """Run the trials with Ray Tune; cancel them if there is no room or a reason to stop."""

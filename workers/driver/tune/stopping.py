@@ -41,21 +41,22 @@ class StopReason:
         self._reason: str | None = None
         self._marked_at = float("-inf")
         """When the marks in the store became those of the reason."""
-        self._asked_at = float("-inf")
+        self.asked_at = float("-inf")
+        """When the ledger was asked last, by `time.monotonic`."""
 
     def __call__(self) -> str | None:
         """Return the reason in words, None if the experiment should go on."""
-        if time.monotonic() - self._asked_at < ASK_SECONDS:
+        if time.monotonic() - self.asked_at < ASK_SECONDS:
             return self._reason
-        self._asked_at, before = time.monotonic(), self._reason
+        self.asked_at, before = time.monotonic(), self._reason
         if before is None or self.is_pause:
             self._reason = self._find() or before
         if self._reason != before:
             self._marked_at = float("-inf")
-        if self._asked_at >= self._marked_at + MARK_SECONDS and self._store.may_ask:
+        if self.asked_at >= self._marked_at + MARK_SECONDS and self._store.may_ask:
             with self._store.asking():
                 self._mark()
-                self._marked_at = self._asked_at
+                self._marked_at = self.asked_at
         return self._reason
 
     @property
