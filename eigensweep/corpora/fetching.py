@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 from filelock import FileLock, Timeout
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from eigensweep.corpora.importing import Importer, describe_write_error
 from eigensweep.tasks.corpora import KnownCorpus
@@ -26,6 +26,8 @@ from eigensweep.tasks.corpus import Corpus, CorpusMissingError, name_digest
 
 ATTEMPTS = 3
 """How often a download is begun or resumed in one call."""
+FIRST_PAUSE = 0.5
+"""Seconds before the second attempt; the next pause is twice as long."""
 TIMEOUT = httpx2.Timeout(30.0, connect=10.0)
 HERE = ("localhost", "127.0.0.1", "::1")
 INCOMING = ".fetching"
@@ -135,14 +137,15 @@ def download(url: str, file: BinaryIO, on_progress: OnProgress) -> bool:
     """Append to a file the rest of what an address holds; return whether it came in parts.
 
     Raises:
-        AddressError: if the server does not answer or refuses, if the connection breaks ATTEMPTS
-            times, or if there are more than MAX_BYTES. Except for the last, the part is kept.
+        AddressError: if the server refuses, if it fails or the connection breaks ATTEMPTS times, or
+            if there are more than MAX_BYTES. Except for the last, the part is kept.
     """
     part = _length(file)
     on_progress(url, part, None)
     retrying = Retrying(
         retry=retry_if_exception_type(httpx2.TransportError),
         stop=stop_after_attempt(ATTEMPTS),
+        wait=wait_exponential(FIRST_PAUSE),
         reraise=True,
     )
     try:
@@ -166,7 +169,8 @@ def _receive(client: httpx2.Client, url: str, file: BinaryIO, on_progress: OnPro
             file.truncate(0)
             raise httpx2.ReadError("the part that was downloaded before does not belong to it")
         if response.is_error:
-            raise AddressError(f"answers {response.status_code} {response.reason_phrase}")
+            words = f"answers {response.status_code} {response.reason_phrase}"
+            raise httpx2.ReadError(words) if response.is_server_error else AddressError(words)
         if response.status_code != httpx2.codes.PARTIAL_CONTENT:
             file.truncate(0)  # the server sends the whole file again
             have = 0

@@ -18,6 +18,8 @@ class CorpusServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.files: dict[str, bytes] = {}
         self.cuts, self.whole = 0, 0
+        self.failures = 0
+        """How many of the next answers are 503."""
         self.takes_ranges = True
         self.first: int | None = None
         """Where the part begins that is sent in place of the one that was asked for."""
@@ -33,8 +35,9 @@ class _Handler(BaseHTTPRequestHandler):
         range_header = self.headers["Range"]
         self.server.requests.append((self.path, range_header))
         content = self.server.files.get(self.path)
-        if content is None:
-            self.send_error(404)
+        if content is None or self.server.failures:
+            self.send_error(503 if self.server.failures else 404)
+            self.server.failures = max(0, self.server.failures - 1)
             return
         first = 0
         if range_header is not None and self.server.takes_ranges:

@@ -227,6 +227,14 @@ class TestFetching:
         assert f"a.txt  5,000 bytes  SHA-256 {digest(FILES['a.txt'])}" in done.stderr
         assert files_in(root) == []
 
+    def test_a_server_that_fails_is_asked_again(self, root, server, publish, monkeypatch):
+        monkeypatch.setattr(fetching, "FIRST_PAUSE", 0.01)
+        publish(addresses(server.url))
+        server.failures = fetching.ATTEMPTS
+        assert "/a.txt: answers 503 Service Unavailable" in run("fetch", "letters").stderr
+        server.failures = fetching.ATTEMPTS - 1
+        assert run("fetch", "letters").exit_code == 0
+
     def test_a_missing_file_is_reported_with_the_server_s_answer(self, root, server, publish):
         publish((f"{server.url}/nothing",))
         assert f"{server.url}/nothing: answers 404 Not Found" in run("fetch", "letters").stderr
