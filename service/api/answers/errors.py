@@ -150,6 +150,14 @@ def describe_errors(*statuses: int) -> Responses:
     }
 
 
+def describe_repeat(
+    model: type[BaseModel],
+    words: str = "It was posted before; the answer has its present state",
+) -> Responses:
+    """Return the OpenAPI description of the answer to a second post of the same."""
+    return {200: {"model": model, "description": words}}
+
+
 def problem(
     status: int,
     detail: str,

@@ -61,10 +61,15 @@ class PageAsked(Asked):
     )  # a name of 120 emoji makes one of 1,956
 
 
-class Page(AnswerModel, Generic[Item]):
-    """A page of a list."""
+class Items(AnswerModel, Generic[Item]):
+    """A list."""
 
     items: list[Item]
+
+
+class Page(Items[Item], Generic[Item]):
+    """A page of a list."""
+
     next_cursor: str | None = Field(
         description="Send it as `cursor` to get the next page; null on the last page"
     )

@@ -14,7 +14,14 @@ from pydantic import AfterValidator, Field
 from eigensweep.common.plain_numbers import PlainNumbers
 from eigensweep.service.api.answers.errors import answer_errors, describe_errors
 from eigensweep.service.api.answers.paging import cut, decode
-from eigensweep.service.api.answers.schemas import AnswerModel, Asked, Page, PageAsked, UsageNow
+from eigensweep.service.api.answers.schemas import (
+    AnswerModel,
+    Asked,
+    Items,
+    Page,
+    PageAsked,
+    UsageNow,
+)
 from eigensweep.service.api.answers.written import ServiceRoute
 from eigensweep.service.api.callers.callers import ADMIN, AsOperator, Reader, tell_audit
 from eigensweep.service.api.parts import TheService
@@ -104,29 +111,11 @@ class TokenRequest(Asked, PlainNumbers):
     )
 
 
-class Users(AnswerModel):
-    """All users."""
-
-    items: list[accounts.UserNow]
-
-
-class Tokens(AnswerModel):
-    """All tokens, without their secrets."""
-
-    items: list[accounts.TokenNow]
-
-
 class UserUsageNow(UsageNow):
     """What the experiments of one user have used."""
 
     user: str = Field(description="`operator` is who runs the service")
     experiments: int
-
-
-class UsageByUser(AnswerModel):
-    """What each user has used."""
-
-    items: list[UserUsageNow]
 
 
 class AuditQuery(PageAsked):
@@ -143,12 +132,12 @@ async def get_me(caller: Reader) -> Me:
 
 
 @router.get("/usage", summary="What did users use?")
-def show_usage(service: TheService, caller: Reader) -> UsageByUser:
+def show_usage(service: TheService, caller: Reader) -> Items[UserUsageNow]:
     """Return what each user's experiments have used; without the scope admin only one's own."""
     found = sum_by_user(service.record.url)
     if not caller.may("admin"):
         found = [each for each in found if each.user == caller.user]
-    return UsageByUser(
+    return Items(
         items=[
             UserUsageNow.made_of(each, user=each.user, experiments=each.experiments)
             for each in found
@@ -157,9 +146,9 @@ def show_usage(service: TheService, caller: Reader) -> UsageByUser:
 
 
 @router.get("/users", summary="List users", dependencies=[ADMIN])
-def list_users(service: TheService) -> Users:
+def list_users(service: TheService) -> Items[accounts.UserNow]:
     """Return all users with their quotas, those who were removed among them."""
-    return Users(items=service.accounts.list_users())
+    return Items(items=service.accounts.list_users())
 
 
 @router.post(
@@ -200,9 +189,9 @@ def remove_user(service: TheService, request: Request, name: UserName) -> accoun
 @router.get("/tokens", summary="List tokens", dependencies=[ADMIN])
 def list_tokens(
     service: TheService, user: Annotated[str | None, Query(max_length=64)] = None
-) -> Tokens:
+) -> Items[accounts.TokenNow]:
     """Return the tokens of all users or of one, without their secrets, the newest first."""
-    return Tokens(items=service.accounts.list_tokens(user))
+    return Items(items=service.accounts.list_tokens(user))
 
 
 @router.post(

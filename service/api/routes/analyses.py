@@ -15,9 +15,13 @@ from pydantic import Field
 from eigensweep.analyses import ANALYSES
 from eigensweep.analyses.base import Kind
 from eigensweep.analyses.messages import FILES
-from eigensweep.service.api.answers.errors import NotInCatalogueError, describe_errors
+from eigensweep.service.api.answers.errors import (
+    NotInCatalogueError,
+    describe_errors,
+    describe_repeat,
+)
 from eigensweep.service.api.answers.paging import cut, decode
-from eigensweep.service.api.answers.schemas import AnswerModel, Page, PageAsked
+from eigensweep.service.api.answers.schemas import AnswerModel, Items, Page, PageAsked
 from eigensweep.service.api.answers.written import DescribedRoute, ServiceRoute
 from eigensweep.service.api.callers.callers import SUBMIT
 from eigensweep.service.api.parts import Service, TheService
@@ -73,12 +77,6 @@ class AnalysisKindListing(Listing):
     of: Kind = Field(description="What it examines: a trial, an experiment, or matrices of its own")
 
 
-class AnalysisKinds(AnswerModel):
-    """All kinds of analyses."""
-
-    items: list[AnalysisKindListing]
-
-
 class AnalysisKindEntry(AnalysisKindListing):
     """A kind of analysis in full."""
 
@@ -101,13 +99,7 @@ class AnalysisQuery(PageAsked):
     status_code=201,
     summary="Post an analysis",
     dependencies=[SUBMIT],
-    responses=describe_errors(404, 409)
-    | {
-        200: {
-            "model": AnalysisNow,
-            "description": "It was posted before; the answer has its present state",
-        }
-    },
+    responses=describe_errors(404, 409) | describe_repeat(AnalysisNow),
 )
 def post_analysis(
     service: TheService,
@@ -191,13 +183,13 @@ def get_file(
 
 
 @kinds.get("/analysis-kinds", summary="List kinds of analyses")
-def list_kinds() -> AnalysisKinds:
+def list_kinds() -> Items[AnalysisKindListing]:
     """Return the kinds of analyses."""
     items = [
         AnalysisKindListing(**dict(describe(name, type(a))), of=a.of)
         for name, a in ANALYSES.items()
     ]
-    return AnalysisKinds(items=items)
+    return Items(items=items)
 
 
 @kinds.get("/analysis-kinds/{name}", summary="Look at a kind of analysis")

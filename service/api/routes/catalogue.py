@@ -9,7 +9,7 @@ import inspect
 import re
 import sys
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic
 
 from fastapi import APIRouter, Path
 from pydantic import BaseModel, Field, ValidationError
@@ -20,7 +20,7 @@ from eigensweep.protocol.messages import SpecJson
 from eigensweep.search_spaces.shipped.presets import load_preset, preset_names
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.answers.errors import NotInCatalogueError
-from eigensweep.service.api.answers.schemas import AnswerModel, Metric
+from eigensweep.service.api.answers.schemas import AnswerModel, Item, Items, Metric
 from eigensweep.service.api.answers.written import DescribedRoute
 from eigensweep.tasks import TASKS
 from eigensweep.tasks.base import Task, TaskConfig
@@ -56,24 +56,10 @@ class LeftOut(AnswerModel):
     reason: str = Field(examples=["ModuleNotFoundError: No module named 'lab.cells'"])
 
 
-class Models(AnswerModel):
-    """All models, those of installed packages among them."""
+class Registered(Items[Item], Generic[Item]):
+    """All that are registered, those of installed packages among them."""
 
-    items: list[Listing]
     left_out: list[LeftOut] = Field(description="Entry points that could not be used")
-
-
-class Tasks(AnswerModel):
-    """All tasks, those of installed packages among them."""
-
-    items: list[TaskListing]
-    left_out: list[LeftOut] = Field(description="Entry points that could not be used")
-
-
-class Presets(AnswerModel):
-    """All presets."""
-
-    items: list[Listing]
 
 
 class ModelEntry(Listing):
@@ -111,10 +97,10 @@ class PresetEntry(Listing):
 
 
 @router.get("/models", summary="List models")
-def list_models() -> Models:
+def list_models() -> Registered[Listing]:
     """Return the models that a spec can name, and the packages whose models could not be loaded."""
     items = [describe(name, cls) for name, cls in MODELS.items()]
-    return Models(items=items, left_out=_list_left_out(MODELS))
+    return Registered(items=items, left_out=_list_left_out(MODELS))
 
 
 @router.get("/models/{name}", summary="Look at a model")
@@ -130,13 +116,13 @@ def get_model(name: Name) -> ModelEntry:
 
 
 @router.get("/tasks", summary="List tasks")
-def list_tasks() -> Tasks:
+def list_tasks() -> Registered[TaskListing]:
     """Return the tasks that a spec can name, and the packages whose tasks could not be loaded."""
     items = [
         TaskListing(**dict(describe(name, cls)), baseline=_baseline(_default_config(name, cls)))
         for name, cls in TASKS.items()
     ]
-    return Tasks(items=items, left_out=_list_left_out(TASKS))
+    return Registered(items=items, left_out=_list_left_out(TASKS))
 
 
 @router.get("/tasks/{name}", summary="Look at a task")
@@ -155,9 +141,9 @@ def get_task(name: Name) -> TaskEntry:
 
 
 @router.get("/presets", summary="List presets")
-def list_presets() -> Presets:
+def list_presets() -> Items[Listing]:
     """Return the experiments that ship with the project."""
-    return Presets(items=[_list_preset(name) for name in preset_names()])
+    return Items(items=[_list_preset(name) for name in preset_names()])
 
 
 @router.get("/presets/{name:path}", summary="Look at a preset")

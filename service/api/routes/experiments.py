@@ -29,7 +29,11 @@ from eigensweep.search_spaces.errors import (
 )
 from eigensweep.search_spaces.spec import LARGEST_PRIORITY, LEAST_PRIORITY, ExperimentSpec
 from eigensweep.service.api.answers import schemas
-from eigensweep.service.api.answers.errors import describe_errors, tell_database_error
+from eigensweep.service.api.answers.errors import (
+    describe_errors,
+    describe_repeat,
+    tell_database_error,
+)
 from eigensweep.service.api.answers.paging import cut, decode
 from eigensweep.service.api.answers.written import DescribedRoute, WrittenRoute
 from eigensweep.service.api.callers import callers
@@ -83,12 +87,9 @@ class ExperimentQuery(schemas.PageAsked):
     "/experiments",
     status_code=201,
     summary="Post an experiment",
-    responses={
-        200: {
-            "model": schemas.PostedExperiment,
-            "description": "It was posted before with the same Idempotency-Key",
-        }
-    },
+    responses=describe_repeat(
+        schemas.PostedExperiment, "It was posted before with the same Idempotency-Key"
+    ),
 )
 def post_experiment(
     service: TheService,
@@ -452,16 +453,10 @@ class BulkItem(schemas.AnswerModel):
     problem: str | None = Field(description="Why it was refused; null if it was not")
 
 
-class BulkAnswer(schemas.AnswerModel):
-    """What became of each experiment."""
-
-    items: list[BulkItem]
-
-
 @router.post("/experiments/bulk", summary="Do the same to several experiments")
 def act_in_bulk(
     service: TheService, caller: callers.Submitter, asked: BulkRequest, request: Request
-) -> BulkAnswer:
+) -> schemas.Items[BulkItem]:
     """Do to each experiment what its own address does; one that is refused leaves the others be.
 
     Where the database leaves half way, the others are not tried, and say so.
@@ -500,7 +495,7 @@ def act_in_bulk(
     done = [item.id for item in items if item.problem is None]
     callers.enter_bulk(request, service.audit, asked.action, done, refused)
     _wake(service)
-    return BulkAnswer(items=items)
+    return schemas.Items(items=items)
 
 
 def _wake(service: Service) -> None:

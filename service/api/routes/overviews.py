@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from enum import StrEnum
 from functools import partial
-from typing import IO, Annotated, Any
+from typing import IO, Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
@@ -27,7 +26,7 @@ from eigensweep.search_spaces.errors import SpecError, did_you_mean, shorten
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.answers.errors import describe_errors
-from eigensweep.service.api.answers.schemas import AnswerModel
+from eigensweep.service.api.answers.schemas import AnswerModel, Items
 from eigensweep.service.api.answers.written import DescribedRoute
 from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
@@ -50,13 +49,6 @@ router = APIRouter(tags=["overviews"], route_class=DescribedRoute)
 
 PT = "application/octet-stream"
 """Media type of a file of weights."""
-
-
-class Which(StrEnum):
-    """Which weights of a training."""
-
-    best = "best"
-    last = "last"
 
 
 TrialNumber = Annotated[int, Path(ge=0, le=2**31 - 1)]
@@ -110,12 +102,6 @@ class PublishedNow(AnswerModel):
     reason: str | None = Field(description="Why nothing stands beside it; null if something does")
 
 
-class PublishedNumbers(AnswerModel):
-    """The paper's numbers, as the spec gives them."""
-
-    items: list[PublishedNow]
-
-
 class CurveNow(AnswerModel):
     """The curve of one trial: at each step the mean over its seeds, and the 95% interval.
 
@@ -153,12 +139,6 @@ class SeedCurve(AnswerModel):
     values: list[float]
 
 
-class TrialCurves(AnswerModel):
-    """All that was logged of a trial's training; of a long curve evenly spread points, ends in."""
-
-    items: list[SeedCurve]
-
-
 class CheckpointNow(AnswerModel):
     """A checkpoint in the store."""
 
@@ -166,12 +146,6 @@ class CheckpointNow(AnswerModel):
     step: int
     bytes: int
     place: str = Field(description="Its path below the folder of checkpoints and curves")
-
-
-class Checkpoints(AnswerModel):
-    """The checkpoints of a trial, the newest of each seed first."""
-
-    items: list[CheckpointNow]
 
 
 class PointNow(AnswerModel):
@@ -206,7 +180,7 @@ def get_arms(service: TheService, id: ExperimentId) -> Arms:
 @router.get(
     "/experiments/{id}/published", summary="Paper against measured", responses=describe_errors(409)
 )
-def get_published(service: TheService, id: ExperimentId) -> PublishedNumbers:
+def get_published(service: TheService, id: ExperimentId) -> Items[PublishedNow]:
     """Return the numbers in the spec's `published`, each beside what the best trial measured."""
     return make_published(*list_arms(service.record, id))
 
@@ -273,8 +247,11 @@ def get_trial_curves(
     id: ExperimentId,
     number: TrialNumber,
     points: Annotated[int, Query(ge=2, le=5000, description="Most points of a curve")] = 400,
-) -> TrialCurves:
-    """Return every metric of the trial's committed curve, one curve for each of its seeds."""
+) -> Items[SeedCurve]:
+    """Return every metric of the trial's committed curve, one curve for each of its seeds.
+
+    Of a long curve they are evenly spread points, ends in.
+    """
     trial = service.record.trial(id, number).trial
     keys, curves = _find_keys(trial), []
     found = service.store.ask(lambda store: [store.whole_points(key) for _, key in keys])
@@ -287,12 +264,14 @@ def get_trial_curves(
             steps, values = map(list, zip(*thin(whole, points), strict=True))
             about = {"seed": seed, "metric": name, "points": len(whole)}
             curves.append(SeedCurve(**about, steps=steps, values=values))
-    return TrialCurves(items=curves)
+    return Items(items=curves)
 
 
 @router.get("/experiments/{id}/trials/{number}/checkpoints", summary="Checkpoints of a trial")
-def get_checkpoints(service: TheService, id: ExperimentId, number: TrialNumber) -> Checkpoints:
-    """Return the checkpoints that the store has of a trial."""
+def get_checkpoints(
+    service: TheService, id: ExperimentId, number: TrialNumber
+) -> Items[CheckpointNow]:
+    """Return the checkpoints that the store has of a trial, the newest of each seed first."""
     trial = service.record.trial(id, number).trial
     items = service.store.ask(
         lambda store: [
@@ -301,7 +280,7 @@ def get_checkpoints(service: TheService, id: ExperimentId, number: TrialNumber) 
             for each in store.list_checkpoints(key)
         ]
     )
-    return Checkpoints(items=items)
+    return Items(items=items)
 
 
 @router.get(
@@ -317,8 +296,9 @@ def get_weights(
     id: ExperimentId,
     number: TrialNumber,
     which: Annotated[
-        Which, Query(description="`best`: those that validation chose; `last`: the newest ones")
-    ] = Which.best,
+        Literal["best", "last"],
+        Query(description="`best`: those that validation chose; `last`: the newest ones"),
+    ] = "best",
     seed: Annotated[
         int | None, Query(ge=0, description="Of which training; default: the first seed")
     ] = None,
@@ -338,7 +318,7 @@ def get_weights(
         )
 
     def open_file(store: Store) -> IO[bytes] | None:
-        if which is Which.best:
+        if which == "best":
             with suppress(FileNotFoundError):
                 return store.kept.open(keys[chosen], BEST)
         return store.open_newest(keys[chosen])
@@ -415,7 +395,7 @@ def make_arms(experiment: ExperimentRow, arms: Sequence[ArmRecord]) -> Arms:
     )
 
 
-def make_published(experiment: ExperimentRow, arms: Sequence[ArmRecord]) -> PublishedNumbers:
+def make_published(experiment: ExperimentRow, arms: Sequence[ArmRecord]) -> Items[PublishedNow]:
     """Return the answer on the paper's numbers that an experiment's spec gives."""
     best = {each.name: None if each.best is None else _measure(each.best) for each in arms}
     spec = ExperimentSpec.from_stored(experiment.spec)
@@ -430,7 +410,7 @@ def make_published(experiment: ExperimentRow, arms: Sequence[ArmRecord]) -> Publ
         )
         for each in set_beside(spec, experiment.baseline, best)
     ]
-    return PublishedNumbers(items=items)
+    return Items(items=items)
 
 
 def _measure(trial: TrialRow) -> Measured:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 from datetime import datetime
-from enum import StrEnum
 from functools import cache
-from typing import Annotated, Final, Self
+from typing import Annotated, Final, Literal, Self
 
 from fastapi import APIRouter, Body, Path, Query, Response
 from fastapi.responses import FileResponse
@@ -31,8 +30,8 @@ from eigensweep.search_spaces.shipped.reproductions import (
     plan_seeds,
     suite_names,
 )
-from eigensweep.service.api.answers.errors import describe_errors
-from eigensweep.service.api.answers.schemas import AnswerModel, Asked
+from eigensweep.service.api.answers.errors import describe_errors, describe_repeat
+from eigensweep.service.api.answers.schemas import AnswerModel, Asked, Items
 from eigensweep.service.api.answers.written import DescribedRoute, ServiceRoute
 from eigensweep.service.api.callers.callers import Submitter
 from eigensweep.service.api.parts import Service, TheService, TheSettings
@@ -50,22 +49,13 @@ ReproductionId = Annotated[
 ]
 
 
-class ReportFormat(StrEnum):
-    """A form of a report."""
-
-    json = "json"
-    md = "md"
-    html = "html"
-    svg = "svg"
-    results = "results"
-
-
-FORMS: Final = {
-    ReportFormat.json: (messages.JSON, "application/json"),
-    ReportFormat.md: (messages.MARKDOWN, "text/markdown"),
-    ReportFormat.html: (messages.HTML, "text/html"),
-    ReportFormat.svg: (messages.FIGURE, "image/svg+xml"),
-    ReportFormat.results: (messages.RESULTS, "application/json"),
+ReportFormat = Literal["json", "md", "html", "svg", "results"]
+FORMS: Final[dict[ReportFormat, tuple[str, str]]] = {
+    "json": (messages.JSON, "application/json"),
+    "md": (messages.MARKDOWN, "text/markdown"),
+    "html": (messages.HTML, "text/html"),
+    "svg": (messages.FIGURE, "image/svg+xml"),
+    "results": (messages.RESULTS, "application/json"),
 }
 """The name of its file, and its media type."""
 SAFE: Final = {
@@ -186,12 +176,6 @@ class ReproductionNow(AnswerModel):
     links: ReproductionLinks
 
 
-class ReproductionList(AnswerModel):
-    """Reproductions."""
-
-    items: list[ReproductionNow]
-
-
 class ReproductionQuery(Asked):
     """Selects reproductions."""
 
@@ -220,12 +204,6 @@ class SuiteListing(AnswerModel):
     missing: dict[str, str] = Field(
         description="Tasks whose corpus this service lacks, each with where it was looked for"
     )
-
-
-class Suites(AnswerModel):
-    """All suites."""
-
-    items: list[SuiteListing]
 
 
 class PlannedSeeds(AnswerModel):
@@ -258,13 +236,7 @@ class SuiteEntry(SuiteListing):
     "/reproductions",
     status_code=201,
     summary="Post a reproduction",
-    responses=describe_errors(404, 409)
-    | {
-        200: {
-            "model": ReproductionNow,
-            "description": "It was posted before; the answer has its present state",
-        }
-    },
+    responses=describe_errors(404, 409) | describe_repeat(ReproductionNow),
 )
 def post_reproduction(
     service: TheService,
@@ -292,14 +264,14 @@ def post_reproduction(
 @router.get("/reproductions", summary="List reproductions")
 def list_reproductions(
     service: TheService, query: Annotated[ReproductionQuery, Query()]
-) -> ReproductionList:
+) -> Items[ReproductionNow]:
     """Return the reproductions that were posted, in the order of their papers."""
     found = [
         each
         for each in service.reproductions.list(query.state)
         if query.name in (None, each.name) and query.budget in (None, each.budget)
     ]
-    return ReproductionList(items=[make_answer(service, each) for each in found])
+    return Items(items=[make_answer(service, each) for each in found])
 
 
 @router.get("/reproductions/{id}", summary="Look at a reproduction")
@@ -354,9 +326,9 @@ def read_report(service: Service, id: str) -> ReportContent:
 
 
 @suites.get("/reproduction-suites", summary="List suites")
-def list_suites(settings: TheSettings) -> Suites:
+def list_suites(settings: TheSettings) -> Items[SuiteListing]:
     """Return the tables and figures of the papers that can be measured again."""
-    return Suites(items=[_list_suite(name, settings) for name in suite_names()])
+    return Items(items=[_list_suite(name, settings) for name in suite_names()])
 
 
 @suites.get("/reproduction-suites/{name:path}", summary="Look at a suite")
@@ -420,9 +392,7 @@ def make_answer(service: Service, found: ReproductionRecord) -> ReproductionNow:
             self=here,
             page=f"/reproductions/{found.id}",
             cancel=f"{here}/cancel",
-            report={f: f"{here}/report.{f}" for f in ReportFormat}
-            if found.state == "finished"
-            else {},
+            report={f: f"{here}/report.{f}" for f in FORMS} if found.state == "finished" else {},
         ),
     )
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import StrEnum
 from itertools import count
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
@@ -63,18 +62,11 @@ def list_trials(
     return Page(items=[service.views.listed_trial(each) for each in page], next_cursor=cursor)
 
 
-class TrialsFormat(StrEnum):
-    """A file format for all trials."""
-
-    csv = "csv"
-    parquet = "parquet"
-    journal = "journal"
-
-
-MEDIA_TYPES = {
-    TrialsFormat.csv: "text/csv",
-    TrialsFormat.parquet: "application/vnd.apache.parquet",
-    TrialsFormat.journal: "application/jsonl",
+TrialsFormat = Literal["csv", "parquet", "journal"]
+MEDIA_TYPES: Final[dict[TrialsFormat, str]] = {
+    "csv": "text/csv",
+    "parquet": "application/vnd.apache.parquet",
+    "journal": "application/jsonl",
 }
 
 
@@ -93,11 +85,11 @@ def export_trials(service: TheService, id: ExperimentId, format: TrialsFormat) -
     The columns are those of `to_pandas()` in Python: the spread of each metric stands beside it. A
     `journal` is a study of Optuna's in a file, which `optuna-dashboard` opens.
     """
-    if format is TrialsFormat.journal:
+    if format == "journal":
         spec = ExperimentSpec.from_stored(service.record.row(id).spec)
         ledger = RecordLedger(service.record.url, id, generation=0, patience=0.0)
         content = export_study(id, spec, ledger.walk(), service.record.trial_times(id))
-    elif format is TrialsFormat.csv:
+    elif format == "csv":
         content = make_frame(_read_rows(service, id)).to_csv(index=False).encode()
     else:
         content = write_parquet(make_frame(_read_rows(service, id)))

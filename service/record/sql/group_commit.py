@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -25,13 +25,6 @@ class _Write:
 
     work: Callable[[RowSession], Any]
     answer: Future[Any] = field(default_factory=Future)
-
-    def do_alone(self, url: str) -> None:
-        """Do it in a transaction of its own."""
-        try:
-            self.answer.set_result(database.write(url, self.work))
-        except BaseException as error:
-            self.answer.set_exception(error)
 
 
 class GroupCommit:
@@ -54,12 +47,10 @@ class GroupCommit:
         self._waiting.append(mine)
         with self._turn:
             if not mine.answer.done():
-                self._write_waiting()
+                self._commit([self._waiting.popleft() for _ in range(len(self._waiting))])
         return mine.answer.result()
 
-    def _write_waiting(self) -> None:
-        taken = [self._waiting.popleft() for _ in range(len(self._waiting))]
-
+    def _commit(self, taken: Sequence[_Write]) -> None:
         def write_all(rows: RowSession) -> list[Any]:
             answers = []
             for each in taken:  # each sees what those before it have written
@@ -74,7 +65,7 @@ class GroupCommit:
             is_refusal = isinstance(error, Exception) and not database.is_away(error)
             for each in taken:
                 if is_refusal and len(taken) > 1:
-                    each.do_alone(self._url)
+                    self._commit([each])
                 else:
                     each.answer.set_exception(error)
         else:

@@ -8,9 +8,8 @@ process.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -46,58 +45,35 @@ def find_place(connection: sa.Connection, row: ExperimentRow) -> int | None:
     It is counted, owner by owner: to put a long queue in order, as `find_places` does, takes
     several times as long, and each post asks for a place.
     """
-    owners: defaultdict[str, _Counts] = defaultdict(_Counts)
+    owners: defaultdict[str, Counter[str]] = defaultdict(Counter)
     values = {"priority": row.priority, "created_at": row.created_at, "id": row.id}
-    is_queued = False
-    for found in read_all(connection, _COUNTS, values):
-        owners[found["owner"]].add(found)
-        is_queued = is_queued or found["itself"] > 0
-    if not is_queued:
+    for found in read_all(connection, _COUNTS, values):  # in one state
+        owners[found.pop("owner")].update(found)
+    own = owners.pop(row.owner, Counter())
+    if not own["itself"]:
         return None
-    own = owners.pop(row.owner)
-    turn = own.turns_before + own.older + 1
-    before = (counts.count_before(turn) for counts in owners.values())
-    return 1 + own.higher + own.older + sum(before)
+    turn = own["running"] + own["higher"] + own["older"] + 1
+    before = (_count_before(counts, turn) for counts in owners.values())
+    return 1 + own["higher"] + own["older"] + sum(before)
 
 
-@dataclass
-class _Counts:
-    """Counts of one user's experiments, as one experiment in the queue sees them."""
-
-    running: int = 0
-    queued: int = 0
-    higher: int = 0
-    """Queued with a higher priority than that experiment."""
-    same: int = 0
-    """Queued with the same priority."""
-    older: int = 0
-    """Of these, those that were posted before it."""
-
-    @property
-    def turns_before(self) -> int:
-        """Turns that the user has had, or will have with a higher priority."""
-        return self.running + self.higher
-
-    def add(self, counted: dict[str, int]) -> None:
-        """Add what was counted in one state."""
-        self.running += counted["running"]
-        self.queued += counted["queued"]
-        self.higher += counted["higher"]
-        self.same += counted["same"]
-        self.older += counted["older"]
-
-    def count_before(self, turn: int) -> int:
-        """Return how many come before another user's experiment that has this turn."""
-        turns = turn - self.turns_before  # so many of `same` have this turn or an earlier one
-        earlier = min(max(turns - 1, 0), self.same)
-        before = self.higher + earlier + (0 < turns <= self.older)
-        newcomers = int(self.queued > 0 and not self.running)
-        # The user's own newcomer is before all of the user's other ones.
-        return min(before, newcomers) if turn == 1 else max(before, newcomers)
+def _count_before(counts: Counter[str], turn: int) -> int:
+    """Return how many of a user's come before another user's experiment that has this turn."""
+    # So many of `same` have this turn or an earlier one:
+    turns = turn - counts["running"] - counts["higher"]
+    earlier = min(max(turns - 1, 0), counts["same"])
+    before = counts["higher"] + earlier + (0 < turns <= counts["older"])
+    newcomers = int(counts["queued"] > 0 and not counts["running"])
+    # The user's own newcomer is before all of the user's other ones.
+    return min(before, newcomers) if turn == 1 else max(before, newcomers)
 
 
 def _count() -> sa.Select[str, int, int, int, int, int, int]:
-    """Return a query for the numbers of `_Counts`, by state and owner, from one index."""
+    """Return a query that counts experiments by state and owner, from one index.
+
+    It counts as one experiment in the queue sees them: `higher` have a higher priority, `same` the
+    same one, and `older` of these were posted before it.
+    """
     priority: sa.BindParameter[int] = sa.bindparam("priority")
     created_at: sa.BindParameter[float] = sa.bindparam("created_at")
     id: sa.BindParameter[str] = sa.bindparam("id")
