@@ -5,6 +5,7 @@ Importing this loads no torch: an error of a package's own class comes from a pr
 
 from __future__ import annotations
 
+import errno
 import sys
 import threading
 import traceback
@@ -14,6 +15,7 @@ from dataclasses import replace
 
 from eigensweep.common.foreign_code import TRAINING, TorchSettings
 from eigensweep.protocol.code import ForeignCodeError
+from eigensweep.store.places.durable_files import StorageError, disk_failure
 
 NO_MEMORY = (
     "can't allocate memory",
@@ -64,6 +66,28 @@ def is_of_the_device(error: BaseException) -> bool:
         or (isinstance(each, RuntimeError) and any(words in _words(each) for words in DEVICE_LOST))
         for each in _causes(error)
     )
+
+
+def is_of_the_disk(error: BaseException) -> bool:
+    """Tell whether disk or store failed, which trials share.
+
+    A file system that only reads, where code of a package wanted to write, is the package's affair.
+    """
+    causes = _causes(error)
+    is_ours = any(isinstance(each, StorageError) for each in causes) or not any(
+        isinstance(each, OSError) and each.errno == errno.EROFS for each in causes
+    )
+    return disk_failure(error) is not None and (is_ours or not _passed_a_package(causes))
+
+
+def _passed_a_package(causes: list[BaseException]) -> bool:
+    """Tell whether an error came through code of a package with models or tasks."""
+    names = ("eigensweep.models", "MODELS"), ("eigensweep.tasks", "TASKS")
+    registries = [getattr(sys.modules.get(module), name, {}) for module, name in names]
+    packages = {cls.__module__.partition(".")[0] for each in registries for cls in each.values()}
+    frames = (frame for each in causes for frame, _ in traceback.walk_tb(each.__traceback__))
+    passed = {str(frame.f_globals.get("__name__")).partition(".")[0] for frame in frames}
+    return not (packages - {"eigensweep"}).isdisjoint(passed)
 
 
 def is_of_the_node(error: BaseException) -> bool:

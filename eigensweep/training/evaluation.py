@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite
+from numbers import Real
 from typing import Final, Literal
 
 import torch
@@ -45,7 +46,7 @@ class Tally:
 
     sums: dict[str, Tensor]
     """By metric; float64."""
-    counts: dict[str, int | Tensor]
+    counts: dict[str, float | Tensor]
     """Of how many scores a sum is."""
     state: State | None
     """What the next batch goes on from."""
@@ -62,7 +63,7 @@ def evaluate(model: Model, task: Task, split: Split, device: str = "cpu") -> Met
         return EvaluatedBatch(batch.to(device), find_beginning(batch.starts))
 
     found = add_scores(model, task, map(place, task.evaluation(split)))
-    counts = {name: int(count) for name, count in found.counts.items()}
+    counts = {name: float(count) for name, count in found.counts.items()}
     loss = task.config.metrics[0].name
     if loss not in counts:
         raise ValueError(
@@ -91,7 +92,7 @@ def _add_scores(
     model: Model, task: Task, pieces: Iterable[EvaluatedBatch], state: State | None
 ) -> Tally:
     sums: dict[str, Tensor] = {}
-    counts: dict[str, int | Tensor] = {}
+    counts: dict[str, float | Tensor] = {}
     run = model.prepare()
     for piece in pieces:
         state = _carry(model, piece.begins, piece.batch.starts, state)
@@ -103,8 +104,27 @@ def _add_scores(
             check_scores(task, scores)
         for name, (total, count) in scores.items():
             sums[name] = sums.get(name, 0.0) + total.double()
-            counts[name] = counts.get(name, 0) + count
+            counted = count if isinstance(count, Tensor) else float(count)
+            counts[name] = counts.get(name, 0.0) + counted
     return Tally(sums, counts, state)
+
+
+def draw_batch(task: Task, step: int, seed: int) -> Batch:
+    """Return a training batch; a task of one's own may return something else.
+
+    Raises:
+        TypeError, ValueError: if it is no batch, or an empty one.
+    """
+    batch: object = task.train_batch(step, seed)
+    name = type(task).__name__
+    if not isinstance(batch, Batch):
+        raise TypeError(
+            f"{name}.train_batch must return a Batch; it returned a {type(batch).__name__}"
+        )
+    if not batch.x.numel():
+        shape = tuple(batch.x.shape)
+        raise ValueError(f"{name}.train_batch returned an empty batch: 'x' has the shape {shape}")
+    return batch
 
 
 def check_answer(model: Model, x: Tensor, answer: object) -> None:
@@ -135,18 +155,36 @@ def check_scores(task: Task, scores: object) -> None:
     """Check what `Task.scores` has returned: a task of one's own may return something else.
 
     Raises:
-        TypeError: if it is no sum and count of each metric; it says what was expected.
+        TypeError, ValueError: if it is no sum and count of each metric; it says what was expected.
     """
     name = type(task).__name__
     if not isinstance(scores, dict):
         raise TypeError(f"{name}.scores must return a dict; it returned a {type(scores).__name__}")
     for metric, pair in scores.items():
         is_pair = isinstance(pair, tuple | list) and len(pair) == 2
-        if not (is_pair and isinstance(pair[0], Tensor)):
+        if not (is_pair and _is_one_number(pair[0]) and _is_count(pair[1])):
+            told = f"a {type(pair).__name__}"
+            if is_pair:
+                told = f"a pair of {_describe(pair[0])} and {_describe(pair[1])}"
             raise TypeError(
-                f"{name}.scores must return a pair for each metric: a sum, a tensor, and a count; "
-                f"for '{metric}' it returned a {type(pair).__name__}"
+                f"{name}.scores must return a pair for each metric: a sum, a tensor of one number, "
+                f"and a count, a number from 0 or such a tensor; for '{metric}' it returned {told}"
             )
+    check_names(scores)
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return f"{value!r:.80}"
+
+
+def _is_one_number(value: object) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 0
+
+
+def _is_count(value: object) -> bool:
+    return _is_one_number(value) or (isinstance(value, Real) and 0 <= float(value) < inf)
 
 
 def find_beginning(starts: Tensor | None) -> Beginning:

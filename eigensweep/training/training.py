@@ -35,11 +35,13 @@ from eigensweep.store.commits.curves import CurvePoint
 from eigensweep.store.commits.kept_files import StateDict
 from eigensweep.store.spectrum_files import SpectraJson
 from eigensweep.tasks import TASKS
+from eigensweep.tasks.base import Task
 from eigensweep.training.errors import contain
 from eigensweep.training.evaluation import (
     carry_into,
     check_names,
     detach,
+    draw_batch,
     evaluate,
     find_spectra,
     keep_finite,
@@ -110,13 +112,16 @@ class Training:
         *,
         data_root: Path | str | None = None,
         device: str = "cpu",
+        task: Task | None = None,
     ) -> None:
+        """Make the model; also the task, from what lies below `data_root`, unless it is given."""
         self.config = config = config.resolve()
         self.seed = seed
         self.device = device
         if device != "cpu":
             set_up_gpu()
-        self.task = TASKS[config.task.name](config.task, Path(data_root) if data_root else None)
+        root = Path(data_root) if data_root else None
+        self.task = task or TASKS[config.task.name](config.task, root)
         self.model = make_model(config.model, config.task.shapes, seed).to(device)
         self.optimizers = Optimizers(self.model, config.optimizer)
         self.schedule = RateSchedule(config.optimizer)
@@ -382,13 +387,18 @@ class Training:
             self._take_step()
 
     def _take_step(self) -> None:
-        batch = self.task.train_batch(self.step, self.seed)
+        batch = draw_batch(self.task, self.step, self.seed)
         state = carry_into(self.model, batch.starts, self.carried)
         if self.device != "cpu":
             batch = batch.to(self.device)
         self.optimizers.zero_grad()
         logits, state = self.model(batch.x, state)
         loss = self.task.loss(logits, batch)
+        if loss.dim():
+            raise ValueError(
+                f"{type(self.task).__name__}.loss must return a tensor of one number; it returned "
+                f"one of shape {tuple(loss.shape)}"
+            )
         objective = loss + self.model.penalty()
         if loss.requires_grad:
             torch.autograd.backward(objective)

@@ -21,6 +21,7 @@ from eigensweep.search_spaces.checks.places import Places
 from eigensweep.search_spaces.checks.population import find_population_errors
 from eigensweep.search_spaces.checks.race_words import find_racing_errors
 from eigensweep.search_spaces.checks.search_words import find_method_errors, find_unread_settings
+from eigensweep.search_spaces.checks.task_answers import find_wrong_answer
 from eigensweep.search_spaces.errors import (
     ConditionError,
     ConstraintError,
@@ -38,6 +39,7 @@ from eigensweep.search_spaces.parameters import Choice
 from eigensweep.search_spaces.sections import COSTS, Arm
 from eigensweep.search_spaces.space import Point, Space, find_wrong_conditions
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.search_spaces.trial import say_foreign
 from eigensweep.tasks import TASKS
 
 MOST_RUNGS = 1_000
@@ -73,9 +75,10 @@ def find_errors(
     `left_out` are the places of fields that were refused, and that `spec` therefore lacks. A check
     that reads one of them says nothing.
     """
-    lacking, errors = Places(left_out), list(_check_lists(spec))
+    lacking = Places(left_out)
+    errors = [*_check_lists(spec), *_check_answers(spec, lacking)]
     if errors:
-        return errors  # so many values are not tried
+        return errors  # so many values are not tried, and all else asks the task
     unknown = [section for section in ("model", "task") if lacking.touch(f"{section}.name")]
     misfits = (each for each in find_misfits(spec) if not Places([each.path]).touch(*unknown))
     errors += [*_check_task(spec, data_root, lacking), *misfits]
@@ -124,6 +127,23 @@ def _check_lists(spec: ExperimentSpec) -> Iterator[SpecError]:
             expected=f"at most {MOST_LISTED:,} listed values",
             got=listed,
         )
+
+
+def _check_answers(spec: ExperimentSpec, lacking: Places) -> Iterator[SpecError]:
+    """Refuse a task of a package whose config says of itself what nobody can use."""
+    if lacking.touch("task", "task.name"):
+        return
+    try:
+        wrong = find_wrong_answer(spec.task)
+    except ValueError as error:
+        with suppress(ValueError):
+            spec.task.check()  # what this refuses is told later
+            yield SpecError("task", str(error))
+        return
+    except Exception as error:
+        wrong = say_foreign(error)
+    if wrong is not None:
+        yield SpecError("task", wrong)
 
 
 def _check_task(

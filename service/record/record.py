@@ -201,7 +201,7 @@ class Record(Reopening, Retention):
             if experiment.started_at is None:
                 experiment.started_at = now
             else:
-                experiment.idle_seconds += now - (experiment.left_at or now)
+                experiment.idle_seconds += max(0.0, now - (experiment.left_at or now))
             experiment.left_at = None
         return experiment
 

@@ -50,6 +50,7 @@ from eigensweep.service.settings import Mlflow
 from eigensweep.store.places import disk_space
 from eigensweep.store.places.durable_files import StoreAwayError
 from eigensweep.tasks import TASKS
+from eigensweep.tasks.copying import CopyingConfig
 
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1}
 PLACE = Place(node="here", pid=7, device="cpu")
@@ -701,6 +702,13 @@ class TestReading:
         assert copying["baseline"] == pytest.approx(10 * 2.0794415 / 2020)
         assert copying["metrics"][0]["name"] == "cross_entropy"
         assert "Helfrich" in client.get("/v1/models/scornn").json()["source"]
+
+    def test_a_task_whose_code_raises_hides_no_other(self, client, monkeypatch):
+        monkeypatch.setattr(CopyingConfig, "baselines", property(lambda config: 1 / 0))
+        listed = {each["name"]: each for each in client.get("/v1/tasks").json()["items"]}
+        assert listed["copying"]["baseline"] is None
+        assert listed["adding"]["baseline"] is not None
+        assert client.get("/v1/tasks/copying").json()["metrics"] == []
 
     def test_every_route_is_documented(self, client):
         page = client.get("/openapi.json").json()

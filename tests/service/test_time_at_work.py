@@ -77,6 +77,17 @@ def test_a_second_pause_in_the_queue_takes_nothing_of_the_first(lab):
     assert lab.spent == pytest.approx(660, abs=30)
 
 
+def test_a_clock_set_back_in_a_pause_is_no_work(lab):
+    ledger = lab.work(60)
+    lab.record.pause(lab.id)
+    ledger.pause()
+    lab.wait(-5 * HOUR)
+    lab.record.resume(lab.id)
+    lab.wait(60)
+    lab.work(60)
+    assert lab.spent < 200
+
+
 @pytest.mark.parametrize("hold", ["pause", "cancel"])
 def test_what_never_began_has_no_credit_of_its_wait(lab, hold):
     getattr(lab.record, hold)(lab.id)

@@ -456,7 +456,20 @@ class TestErrors:
         told = bench.to_the_end(*(replace(order, attempt=2) for order in orders))
         assert [reports[-1].outcome for reports in told] == ["completed", "completed"]
 
-    def test_a_lost_device_ends_the_engine_and_fails_no_trial(self, bench):
+    def test_words_of_a_gpu_in_a_trial_on_a_cpu_are_its_own(self, bench):
+        def ask_for_one(group):
+            if any(t.config.model.broken for t in group.trainings):
+                raise RuntimeError("No CUDA GPUs are available")
+
+        bench.fails = ask_for_one
+        orders = [bench.order(0), bench.order(1, model={"broken": True})]
+        told = bench.to_the_end(*orders)
+        assert [reports[-1].outcome for reports in told] == ["completed", "failed"]
+        assert not bench.engine.is_broken
+
+    def test_a_lost_device_ends_the_engine_and_fails_no_trial(self, bench, monkeypatch):
+        monkeypatch.setattr(bench.engine._faults, "_device", "cuda:0")
+
         def lose(group):
             raise RuntimeError("CUDA error: unspecified launch failure")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar, Literal
 
+import numpy as np
 import pytest
 import torch
 from helpers.lanes import assert_equal, build, train_lanes
@@ -16,6 +18,7 @@ from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.tasks import TASKS
 from eigensweep.tasks.base import Batch, Metric, Shapes, Task, TaskConfig
 from eigensweep.training.lanes.replicates import gains_by_lanes
+from eigensweep.training.lanes.stacked.group import LaneError
 
 Kind = Literal[
     "plain",
@@ -29,6 +32,13 @@ Kind = Literal[
     "number",
     "stateless",
     "scale",
+    "masked",
+    "hooked",
+    "averaged",
+    "assigned",
+    "scored",
+    "frozen",
+    "normed",
 ]
 
 
@@ -39,6 +49,19 @@ class OwnConfig(ModelConfig):
 
     def free_parameters(self, shapes):
         return 1
+
+
+class Normed(torch.optim.Optimizer):
+    """A step of equal length: the norm of what lies in front of it is that of all lanes."""
+
+    def __init__(self, groups):
+        super().__init__(groups, {})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(torch.as_tensor(group["lr"]).mean() * p.grad / (p.grad.norm() + 1e-8))
 
 
 class Own(Model):
@@ -61,6 +84,14 @@ class Own(Model):
             self.scale = nn.Parameter(torch.tensor(1.0))
         elif config.kind == "norm":
             self.norm = nn.BatchNorm1d(n)
+        elif config.kind == "masked":
+            self.mask = (torch.rand(n) < 0.5).to(self.W)
+        elif config.kind == "hooked":
+            self.W.register_hook(lambda gradient: gradient.tril())
+        elif config.kind in ("averaged", "assigned", "scored"):
+            self.register_buffer("mean", torch.zeros(n))
+        elif config.kind == "frozen":
+            self.slow = nn.Parameter(0.5 * torch.eye(n), requires_grad=False)
         elif config.kind == "tied":
             self.back = nn.Linear(shapes.input_size, n, bias=False)
             self.back.weight = self.U.weight
@@ -69,6 +100,11 @@ class Own(Model):
         return self.W
 
     def param_groups(self):
+        if self.config.kind == "normed":
+            return [
+                ParamGroup("own", [self.W], rule=Normed),
+                ParamGroup("main", self.others(self.W)),
+            ]
         if self.config.kind != "two_groups":
             return super().param_groups()
         rest = [self.U.weight, self.W, self.V.weight, self.V.bias]
@@ -98,7 +134,24 @@ class Own(Model):
         last = {"list": [h[-1]], "stateless": None}.get(self.config.kind, h[-1])
         if self.config.kind == "scale":
             read = self.scale * read
+        if self.config.kind == "masked":
+            read = self.mask * read
+        if self.config.kind == "frozen":
+            read = read @ self.slow
+        if hasattr(self, "mean"):
+            self.count(read.detach().mean(0))
+            read = read - self.mean
         return self.V(read), last
+
+    def count(self, mean):
+        if self.config.kind == "assigned" and self.training:
+            self.mean = 0.9 * self.mean + 0.1 * mean
+        elif self.config.kind == "scored" or self.training:
+            self.mean.mul_(0.9).add_(0.1 * mean)
+
+    def after_update(self, learning_rates):
+        if self.config.kind == "frozen":
+            self.slow.mul_(0.9).add_(0.1 * self.W)
 
     def constraint_report(self):
         if self.config.kind == "words":
@@ -109,10 +162,13 @@ class Own(Model):
 class CountsConfig(TaskConfig):
     name: Literal["counts"] = "counts"
     large: bool = True
+    turns: bool = False
+    """Whether targets are of another type from step 5 on."""
     unequal: bool = False
     """Whether every third batch has fewer rows."""
-    scored: Literal["all", "read", "none", "no_objective"] = "all"
-    """`read`: by a value that is read from the device."""
+    scored: Literal["all", "read", "none", "no_objective", "weighted", "numpy"] = "all"
+    """`read`: by a value that is read from the device; `weighted`: with a count that is no whole
+    number; `numpy`: with one of NumPy's."""
 
     shapes: ClassVar = Shapes(2, "values", 1, "last")
     metrics: ClassVar = (Metric("mse", ""), Metric("other", ""))
@@ -133,7 +189,9 @@ class Counts(Task):
         return Batch(x, (x.sum((0, 2)) * (20_000 if self.config.large else 1)).round().long())
 
     def train_batch(self, step, seed):
-        return self._draw(3 if self.config.unequal and not step % 3 else 8, 1000 * seed + step)
+        batch = self._draw(3 if self.config.unequal and not step % 3 else 8, 1000 * seed + step)
+        is_other = self.config.turns and step >= 5
+        return replace(batch, y=batch.y + 0.5) if is_other else batch
 
     def evaluation(self, split):
         yield self._draw(20, 1 if split == "valid" else 2)
@@ -150,6 +208,8 @@ class Counts(Task):
             "all": {"mse": found, "other": found},
             "none": {"mse": none, "other": found},
             "no_objective": {"mse": found},
+            "weighted": {"mse": (found[0], torch.tensor(2.55)), "other": (found[0], 2.55)},
+            "numpy": {"mse": (found[0], np.int64(20)), "other": (found[0], np.float32(2.5))},
         }[self.config.scored]
 
 
@@ -189,6 +249,9 @@ def train_both(config):
         ({"name": "counts", "large": False}, "norm"),
         ({"name": "counts"}, "stateless"),
         ({"name": "counts"}, "scale"),
+        ({"name": "counts"}, "averaged"),
+        ({"name": "counts", "scored": "weighted"}, "plain"),
+        ({"name": "counts", "scored": "numpy"}, "plain"),
         ({"name": "text"}, "plain"),
     ],
 )
@@ -207,13 +270,27 @@ def test_what_lanes_can_do_is_what_is_done_alone(task, kind):
             "number",
             "`constraint_report` returns no dict of tensors",
         ),
+        ({"name": "counts"}, "masked", "a step in lanes has another "),
+        ({"name": "counts"}, "hooked", "a step in lanes has another gradient norm"),
+        ({"name": "counts"}, "assigned", "a step in lanes gives another 'mean'"),
+        ({"name": "counts"}, "scored", "an evaluation changes 'mean'"),
+        ({"name": "counts"}, "frozen", "'slow' is not trained, and changes"),
+        ({"name": "counts"}, "normed", "a step in lanes gives another 'W'"),
     ],
 )
 def test_what_they_cannot_do_is_told_before(task, kind, reason):
     config = config_of(task, kind)
-    with pytest.raises(ValueError, match=f"own trains alone: {reason}"):
+    with pytest.raises(ValueError, match=f"own( on counts)? trains alone: {reason}"):
         train_lanes([build(config, seed) for seed in (0, 1)])
     build(config, 0).run()
+
+
+def test_batches_of_another_type_are_not_cut_to_the_first_ones():
+    with pytest.raises(LaneError) as caught:
+        train_both(config_of({"name": "counts", "turns": True}))
+    assert "'y' of step 5 is (8,) torch.float64, that of the first batch was (8,) torch.int64" in (
+        str(caught.value.__cause__)
+    )
 
 
 def test_replicates_of_another_packages_task_train_one_by_one():

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import fields
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
 from typing import Literal
 
@@ -28,6 +28,7 @@ from eigensweep.results.trial_result import (
 )
 from eigensweep.store.checkpoints import Store
 from eigensweep.tasks import TASKS
+from eigensweep.tasks.base import Batch
 from eigensweep.training.evaluation import carry_into, evaluate
 from eigensweep.training.notebook import train
 from eigensweep.training.selection import selected
@@ -107,7 +108,12 @@ def test_own_models_draw_the_same_again_and_score_as_loaded(monkeypatch):
     [
         (lambda loss: [loss], "Lines.scores must return a dict; it returned a list"),
         (lambda loss: {"error": float(loss)}, "for 'error' it returned a float"),
-        (lambda loss: {"error": (float(loss), 1)}, "for 'error' it returned a tuple"),
+        (lambda loss: {"error": (0.5, 1)}, "for 'error' it returned a pair of 0.5 and 1"),
+        (lambda loss: {"error": (loss, None)}, "a pair of a tensor of shape () and None"),
+        (lambda loss: {"error": (loss, -1)}, "a pair of a tensor of shape () and -1"),
+        (lambda loss: {"error": (loss, nan)}, "a pair of a tensor of shape () and nan"),
+        (lambda loss: {"error": (loss.expand(3), 1)}, "a pair of a tensor of shape (3,) and 1"),
+        (lambda loss: {"error": (loss, 1), "right %": (loss, 1)}, "got 'right %'"),
         (lambda loss: {"score": (loss, 1)}, "Lines has no scores of 'error' on its valid data"),
     ],
 )
@@ -116,6 +122,26 @@ def test_scores_of_ones_own_task_are_checked_in_words(monkeypatch, scores, words
     monkeypatch.setattr(Lines, "scores", answer)
     with pytest.raises((TypeError, ValueError), match=re.escape(words)):
         train_toy(trial())
+
+
+@pytest.mark.parametrize(
+    ("method", "answer", "words"),
+    [
+        ("train_batch", None, "Lines.train_batch must return a Batch; it returned a NoneType"),
+        ("train_batch", (1, 2), "Lines.train_batch must return a Batch; it returned a tuple"),
+        (
+            "train_batch",
+            Batch(torch.zeros(3, 0, 1), torch.zeros(3, 0, 1)),
+            "Lines.train_batch returned an empty batch: 'x' has the shape (3, 0, 1)",
+        ),
+        ("loss", torch.zeros(1), "Lines.loss must return a tensor of one number"),
+    ],
+)
+def test_batches_and_losses_of_ones_own_task_are_checked(monkeypatch, method, answer, words):
+    training = train_toy(trial(), until=0)
+    monkeypatch.setattr(Lines, method, lambda *_: answer)
+    with pytest.raises((TypeError, ValueError), match=re.escape(words)):
+        training.take_step()
 
 
 MODEL_SIZES = {

@@ -19,13 +19,13 @@ from eigensweep.protocol.code import check_build, check_code
 from eigensweep.protocol.ledger import StaleWriteError
 from eigensweep.protocol.messages import Order, Place, Report
 from eigensweep.store.checkpoints import Store
-from eigensweep.store.places.durable_files import disk_failure
 from eigensweep.store.upkeep import store_markers
 from eigensweep.training import memory_limit
 from eigensweep.training.devices import find_crowding, try_out
 from eigensweep.training.errors import (
     cut_middle,
     is_of_the_device,
+    is_of_the_disk,
     is_of_the_node,
     is_out_of_memory,
 )
@@ -126,10 +126,9 @@ class Runner:
     def _explain(self, error: BaseException) -> Report:
         """Return the report of an error: whose fault it is, and in which words."""
         step = 0 if self.attempt is None else self.attempt.reached_step
-        is_of_the_disk = disk_failure(error) is not None
-        if is_of_the_disk or is_of_the_node(error):
+        if (is_disk := is_of_the_disk(error)) or is_of_the_node(error):
             words = f"node {platform.node()}: {error}"
-            return Report(step, lost=words, lost_by="disk" if is_of_the_disk else "node")
+            return Report(step, lost=words, lost_by="disk" if is_disk else "node")
         if (crowding := self._find_crowding(error)) is not None:
             return Report(step, lost=crowding, lost_by="node")
         told = describe_failure(error)

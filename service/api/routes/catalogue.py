@@ -12,11 +12,12 @@ from functools import cache
 from typing import Annotated, Any, Generic
 
 from fastapi import APIRouter, Path
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
 from eigensweep.common.registry import Registry
 from eigensweep.models import MODELS
 from eigensweep.protocol.messages import SpecJson
+from eigensweep.search_spaces.checks.task_answers import find_wrong_answer
 from eigensweep.search_spaces.shipped.presets import load_preset, preset_names
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.answers.errors import NotInCatalogueError
@@ -182,10 +183,11 @@ def _list_left_out(registry: Registry[Any]) -> list[LeftOut]:
 
 
 def _default_config(name: str, cls: type[Task]) -> TaskConfig | None:
-    """Return a task's config with all defaults; None if a field of it has none."""
+    """Return a task's config with all defaults; None if there is none, or none that works."""
     try:
-        return cls.Config.model_validate({"name": name})
-    except ValidationError:
+        config = cls.Config.model_validate({"name": name})
+        return config if find_wrong_answer(config) is None else None
+    except Exception:  # a field has no default, or code of a package raised
         return None
 
 

@@ -26,10 +26,9 @@ import torch
 from eigensweep.protocol.messages import Order, Report
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.store.checkpoints import Store
-from eigensweep.store.places.durable_files import disk_failure
 from eigensweep.training.attempt import Attempt
 from eigensweep.training.corpora import find_data_root
-from eigensweep.training.errors import contain, is_out_of_memory
+from eigensweep.training.errors import contain, is_of_the_disk, is_out_of_memory
 from eigensweep.training.lanes.engine.commits import Commits
 from eigensweep.training.lanes.engine.faults import Faults
 from eigensweep.training.lanes.engine.groups import Groups, Sharing
@@ -205,7 +204,7 @@ class Engine:
             lanes = 1 if alone else self._lanes if need is None else need.lanes
         except Exception as error:
             # Groups are the training thread's: what only this trial has met closes none of them.
-            if is_out_of_memory(error) or disk_failure(error) is not None:
+            if is_out_of_memory(error) or is_of_the_disk(error):
                 with self._register.changed:
                     trial.error = EngineError(f"a trial cannot begin here: {error}")
                     trial.error.__cause__ = error

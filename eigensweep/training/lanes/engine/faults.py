@@ -11,7 +11,7 @@ from typing import TypeVarTuple
 from eigensweep.common import logs
 from eigensweep.protocol.ledger import StaleWriteError
 from eigensweep.protocol.messages import Order, Report
-from eigensweep.store.places.durable_files import DamagedError, disk_failure
+from eigensweep.store.places.durable_files import DamagedError
 from eigensweep.tasks.corpus import CorpusMissingError
 from eigensweep.training.attempt import Attempt
 from eigensweep.training.devices import DeviceError, find_crowding
@@ -19,6 +19,7 @@ from eigensweep.training.errors import (
     contain,
     cut_middle,
     is_of_the_device,
+    is_of_the_disk,
     is_out_of_memory,
     let_go,
 )
@@ -73,9 +74,9 @@ class Faults:
         """Take in an error that was met while working for one trial."""
         with self._register.changed:
             is_damage = isinstance(error, DamagedError)  # of what this trial alone has stored
-            is_of_the_disk = disk_failure(error) is not None and not is_damage
-            if is_of_the_disk or is_of_the_device(error):
-                self.lose(error, for_good=not is_of_the_disk)
+            is_disk = is_of_the_disk(error) and not is_damage
+            if is_disk or self._is_of_the_device(error):
+                self.lose(error, for_good=not is_disk)
                 return
             if trial.error is not None or trial.has_failed:
                 return
@@ -103,9 +104,9 @@ class Faults:
 
     def recover(self, group: ScheduledGroup, error: Exception) -> None:
         """Go on after a group's training has failed."""
-        if is_of_the_device(error):
+        if self._is_of_the_device(error):
             self.lose(error, for_good=True)
-        elif disk_failure(error) is not None:
+        elif is_of_the_disk(error):
             self.lose(error, for_good=False)
         elif is_out_of_memory(error):
             let_go(error)  # before anything is made anew
@@ -115,10 +116,14 @@ class Faults:
         else:
             self._suspect(group, error)
 
+    def _is_of_the_device(self, error: BaseException) -> bool:
+        """Tell whether the engine's GPU is lost; a trial's code may ask for one on a CPU."""
+        return self._device != "cpu" and is_of_the_device(error)
+
     def see_not_made(self, trial: MemberTrial, error: Exception) -> None:
         """Go on after a trial's group could not be made."""
         name, lanes = self._groups.name_of(trial), self._groups.lanes_of(trial)
-        if is_of_the_device(error):
+        if self._is_of_the_device(error):
             self.lose(error, for_good=True)
         elif is_out_of_memory(error):
             self._find_less(name, lanes, [trial], error)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from eigensweep.tasks.base import Batch, Task
+from eigensweep.training.evaluation import draw_batch
 
 PARTS = ("x", "y", "mask", "starts")
 
@@ -74,6 +75,11 @@ class Batches:
     def leave(self, lane: int) -> None:
         """Forget what was drawn for a lane."""
         del self._lanes[lane]  # what was drawn for it may serve other lanes
+
+    def empty(self) -> None:
+        """Forget all lanes, and all that was drawn."""
+        self._lanes.clear()
+        self._kept.clear()
 
     def draw(self, lane: int, until: int) -> None:
         """Begin to draw a lane's batches before step `until`."""
@@ -142,16 +148,18 @@ class Batches:
             queue.placed = step + 1
 
     def _make(self, seed: int, step: int) -> Batch:
-        batch = equalise(self._task, self._task.train_batch(step, seed))
+        batch = equalise(self._task, draw_batch(self._task, step, seed))
         for name in PARTS:
             part, expected = getattr(batch, name), getattr(self._like, name)
             if (part is None) != (expected is None) or (
-                part is not None and part.shape != expected.shape
+                part is not None and (part.shape, part.dtype) != (expected.shape, expected.dtype)
             ):
-                shapes = [None if t is None else tuple(t.shape) for t in (part, expected)]
+                forms = [
+                    None if t is None else f"{tuple(t.shape)} {t.dtype}" for t in (part, expected)
+                ]
                 raise ValueError(
-                    f"{self._task.config.name}: the batches of lanes are of equal shape; '{name}' "
-                    f"of step {step} is {shapes[0]}, that of the first batch was {shapes[1]}"
+                    f"{self._task.config.name}: the batches of lanes are of equal shape and type; "
+                    f"'{name}' of step {step} is {forms[0]}, that of the first batch was {forms[1]}"
                 )
         if self._stream is None:
             return batch

@@ -12,6 +12,7 @@ from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.training.errors import contain
 from eigensweep.training.evaluation import keep_finite
 from eigensweep.training.lanes.stacked.program import LONGEST_SEGMENT, Program
+from eigensweep.training.lanes.stacked.rehearsal import rehearse
 from eigensweep.training.training import Evaluation, Training
 
 
@@ -48,6 +49,11 @@ class Group:
         self.lanes = lanes
         self._key, self._device = shape_key(like.config), like.device
         self._program = Program(like, lanes, capture=capture, static=static)
+        try:
+            rehearse(self._program, like)
+        except BaseException:
+            self._program.close()
+            raise
         self._joined: dict[int, Training] = {}
         self._seconds_a_step = 0.0
 

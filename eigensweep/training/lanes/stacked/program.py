@@ -26,7 +26,14 @@ from eigensweep.models.stack import Stack
 from eigensweep.results.trial_result import Metrics
 from eigensweep.tasks.base import Batch, Split, Task
 from eigensweep.training.errors import is_of_the_device, is_out_of_memory
-from eigensweep.training.evaluation import check_names, detach, evaluate, keep_finite, parts_of
+from eigensweep.training.evaluation import (
+    check_names,
+    detach,
+    draw_batch,
+    evaluate,
+    keep_finite,
+    parts_of,
+)
 from eigensweep.training.lanes.stacked import graphs
 from eigensweep.training.lanes.stacked.batches import Batches, equalise
 from eigensweep.training.lanes.stacked.optimizers import LaneOptimizers
@@ -280,6 +287,15 @@ class Program:
         self.set_running(lane, False)
         self.batches.leave(lane)
 
+    def empty(self, like: Training) -> None:
+        """Empty all lanes, and make of the program what it was when it was made with `like`."""
+        self.batches.empty()
+        for lane in range(self.lanes):
+            self.set_running(lane, False)
+            self._put(lane, like.model.state_dict())
+        self._ticks.zero_()
+        self._at = 0
+
     def set_running(self, lane: int, running: bool) -> None:
         """Say whether a lane takes part in the next steps."""
         self._running[lane] = running
@@ -426,7 +442,7 @@ def _probe(like: Training) -> _Probe:
         ValueError: if nothing is trained, or a parameter is not used.
     """
     model = copy.deepcopy(like.model)
-    batch = equalise(like.task, like.task.train_batch(like.step, like.seed))
+    batch = equalise(like.task, draw_batch(like.task, like.step, like.seed))
     there = batch.to(like.device)
 
     def unused(state: State | None) -> tuple[set[str], State]:

@@ -188,7 +188,7 @@ class Scorer:
 
         def score_lane(model: Model, state: State | None) -> tuple[Any, Any, Any]:
             found = add_scores(model, self._task, segment, state)
-            counts.update({n: c for n, c in found.counts.items() if isinstance(c, int)})
+            counts.update({n: c for n, c in found.counts.items() if isinstance(c, float)})
             on_device = {n: c for n, c in found.counts.items() if isinstance(c, Tensor)}
             self._is_tuple = isinstance(found.state, tuple)
             carries = segment[-1].batch.starts is not None

@@ -1,0 +1,68 @@
+"""What a task's config computes, checked: code of one's own may answer anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import isfinite
+from typing import Final, get_args
+
+from eigensweep.common.direction import Better
+from eigensweep.tasks.base import Metric, Shapes, TaskConfig
+
+MOST: Final = 2**53
+LEAST: Final = {"sequence_length": 1, "default_evaluate_every": 1, "corpus_bytes": 0}
+"""The properties that are whole numbers, and their least value."""
+
+
+def find_wrong_answer(task: TaskConfig) -> str | None:
+    """Return what is wrong with the numbers and names that a task's config gives; None: nothing.
+
+    It raises what the config's code raises.
+    """
+    wrong = next(_find_wrong_answers(task), None)
+    return wrong and f"{task.name}: {wrong}"
+
+
+def _find_wrong_answers(task: TaskConfig) -> Iterator[str]:
+    shapes, metrics = task.shapes, task.metrics
+    if not isinstance(shapes, Shapes):
+        yield f"'shapes' must be a Shapes; it is {shapes!r:.80}"
+    for name in ("input_size", "output_size"):
+        if not _is_whole(size := getattr(shapes, name), 1):
+            yield f"'shapes' must have an int from 1 as {name}; it is {size!r:.80}"
+    if not (isinstance(metrics, tuple) and metrics and all(map(_is_metric, metrics))):
+        yield (
+            "'metrics' must be a tuple of one or more Metric, whose name and unit are str; it is "
+            f"{metrics!r:.200}"
+        )
+    names = [metric.name for metric in metrics]
+    if len(set(names)) < len(names):
+        yield f"'metrics' must have a name each; they are {', '.join(names)}"
+    for name, least in LEAST.items():
+        if not _is_whole(value := getattr(task, name), least):
+            yield f"'{name}' must be an int from {least}; it is {value!r:.80}"
+    try:
+        steps = task.steps_per_epoch
+    except ValueError:  # it has no epochs
+        steps = 1
+    if not _is_whole(steps, 1):
+        yield f"'steps_per_epoch' must be an int from 1; it is {steps!r:.80}"
+    baselines = task.baselines
+    if not isinstance(baselines, dict):
+        yield f"'baselines' must be a dict of metric to number; it is {baselines!r:.80}"
+    for name, value in baselines.items():
+        if type(value) not in (int, float) or not abs(value) < MOST or not isfinite(value):
+            yield f"the baseline of '{name}' must be a finite float; it is {value!r:.80}"
+
+
+def _is_whole(value: object, least: int) -> bool:
+    return type(value) is int and least <= value <= MOST
+
+
+def _is_metric(value: object) -> bool:
+    return (
+        isinstance(value, Metric)
+        and isinstance(value.name, str)
+        and isinstance(value.unit, str)
+        and value.better in get_args(Better)
+    )
