@@ -14,6 +14,21 @@ class PathError(ValueError):
     """A dotted path leads nowhere; the message says where it ends and what is there."""
 
 
+def flatten(content: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Return a tree of mappings as dotted paths to values.
+
+    >>> flatten({"model": {"hidden_size": 8}, "seed": 0})
+    {'model.hidden_size': 8, 'seed': 0}
+    """
+    flat: dict[str, Any] = {}
+    for name, value in content.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{path}{name}.")
+        else:
+            flat[f"{path}{name}"] = value
+    return flat
+
+
 def with_settings(spec: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of `spec` in which the field at each dotted path has its value.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,6 +22,7 @@ from eigensweep.analyses.base import (
 from eigensweep.common.direction import Better, best, sign
 from eigensweep.results import figures
 from eigensweep.results.ranking import RANKED, cost
+from eigensweep.search_spaces.dotted import flatten
 from eigensweep.search_spaces.trial import Strict
 from eigensweep.store.checkpoints import Store
 from eigensweep.store.commits.curves import cut
@@ -237,7 +238,7 @@ def group_arms(trials: Sequence[TrialSubject], path: str) -> dict[str, str]:
         choices[trial.arm] |= {
             (at, leaf)
             for section in ("model", "optimizer")
-            for at, leaf in _leaves({section: trial.config[section]})
+            for at, leaf in flatten({section: trial.config[section]}).items()
             if isinstance(leaf, str | bool)
         }
     alike: dict[frozenset[tuple[str, str | bool]], list[str]] = defaultdict(list)
@@ -297,20 +298,11 @@ def _draw_curve(
         panel.fill_between(at, curve.low, curve.high, color=colour, alpha=0.15 * opacity)
 
 
-def _leaves(config: Mapping[str, JsonValue], path: str = "") -> Iterator[tuple[str, JsonValue]]:
-    """Yield every value of a configuration with its dotted path."""
-    for name, value in config.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{path}{name}.")
-        else:
-            yield f"{path}{name}", value
-
-
 def _numbers(config: Mapping[str, JsonValue]) -> dict[str, float]:
     """Return every number of a configuration by its dotted path."""
     return {
         path: value
-        for path, value in _leaves(config)
+        for path, value in flatten(config).items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from eigensweep.reports.report import (
     ArmFound,
@@ -108,24 +109,9 @@ def _lines(
             yield from (f"*{caption_of(content)}*", "")
     if results is not None:
         yield from (f"[Every seed's values, curve and settings]({results})", "")
-    if content.claims:
-        yield from table(
-            ("claim of the paper", "decided by", "verdict", "because"),
-            (
-                (says_words(claim), claim.by, claim.verdict, ". ".join(claim_words(claim)))
-                for claim in content.claims
-            ),
-        )
-        yield ""
-    if content.numbers:
-        yield from table(
-            ("arm", "number", "paper", "measured", "gap", "verdict"),
-            (number_cells(content, number) for number in content.numbers),
-        )
-        yield ""
-    if content.arms:
-        yield from table(ARM_HEADS, (arm_cells(content, arm) for arm in content.arms))
-        yield ""
+    for each in make_tables(content, ". "):
+        if each.rows:
+            yield from (*table(each.heads, each.rows), "")
     yield from (cost_words(content), "")
     yield from ("```", content.command, "```")
 
@@ -263,6 +249,35 @@ def _say_time(seconds: float) -> str:
     if seconds < 100:
         return say_count(round(seconds), "second")
     return f"{seconds / 60:.1f} minutes"
+
+
+@dataclass(frozen=True)
+class ReportTable:
+    """A table of a report."""
+
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def make_tables(content: ReportContent, between: str) -> list[ReportTable]:
+    """Return claims, the paper's numbers, and arms; `between` parts the reasons for a verdict."""
+    return [
+        ReportTable(
+            "Claims",
+            ("claim of the paper", "decided by", "verdict", "because"),
+            [
+                (says_words(c), c.by, c.verdict, between.join(claim_words(c)))
+                for c in content.claims
+            ],
+        ),
+        ReportTable(
+            "Numbers of the paper",
+            ("arm", "number", "paper", "measured", "gap", "verdict"),
+            [number_cells(content, number) for number in content.numbers],
+        ),
+        ReportTable("Arms", ARM_HEADS, [arm_cells(content, arm) for arm in content.arms]),
+    ]
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

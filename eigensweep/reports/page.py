@@ -27,15 +27,6 @@ class Picture:
     words: str
 
 
-@dataclass(frozen=True)
-class PageTable:
-    """A table of a page."""
-
-    title: str
-    heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
 def write_page(content: ReportContent, pictures: Sequence[tuple[str, Sequence[Path]]]) -> str:
     """Return the page. A picture is its words and its files, of which the first that fits is taken.
 
@@ -50,7 +41,7 @@ def write_page(content: ReportContent, pictures: Sequence[tuple[str, Sequence[Pa
         title=markdown.title_of(content),
         remarks=markdown.remarks_of(content),
         pictures=list(_embed(pictures, LARGEST - len(content.model_dump_json()) * 2)),
-        tables=[*make_tables(content), _list_runs(content)],
+        tables=[*markdown.make_tables(content, "\n"), _list_runs(content)],
         cost=markdown.cost_words(content),
     )
 
@@ -68,32 +59,8 @@ def _embed(pictures: Sequence[tuple[str, Sequence[Path]]], room: int) -> list[Pi
     return found
 
 
-def make_tables(content: ReportContent) -> list[PageTable]:
-    """Return the tables of a report: claims, the paper's numbers, and arms."""
-    return [
-        PageTable(
-            "Claims",
-            ("claim of the paper", "decided by", "verdict", "because"),
-            [
-                (markdown.says_words(c), c.by, c.verdict, "\n".join(markdown.claim_words(c)))
-                for c in content.claims
-            ],
-        ),
-        PageTable(
-            "Numbers of the paper",
-            ("arm", "number", "paper", "measured", "gap", "verdict"),
-            [markdown.number_cells(content, number) for number in content.numbers],
-        ),
-        PageTable(
-            "Arms",
-            markdown.ARM_HEADS,
-            [markdown.arm_cells(content, arm) for arm in content.arms],
-        ),
-    ]
-
-
-def _list_runs(content: ReportContent) -> PageTable:
-    return PageTable(
+def _list_runs(content: ReportContent) -> markdown.ReportTable:
+    return markdown.ReportTable(
         "Experiments and analyses",
         ("what", "id", "state"),
         [

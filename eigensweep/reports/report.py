@@ -267,26 +267,16 @@ def make_report(results: Results, id: str = "") -> ReportContent:
         for label, spec in specs.items()
         for number in _compare_numbers(suite, label, spec, measured[label], cut)
     ]
-    return ReportContent(
+    return ReportContent.made_of(
+        suite,
         id=id,
         name=results.name,
-        title=suite.title,
-        paper=suite.paper,
-        place=suite.place,
-        page=suite.page,
-        quote=suite.quote,
-        quoted_from=suite.quoted_from,
-        says=suite.says,
-        same_as=suite.same_as,
         budget=results.budget,
         cut=cut,
-        departures=suite.departures,
-        needs=suite.needs,
         verdict=whole.verdict,
         words=whole.because,
         looks=find_looks(results, whole.verdict, stuck=any(claim.stuck for claim in claims[:1])),
         claims=claims,
-        picture=suite.picture,
         numbers=numbers,
         arms=[
             arm
@@ -296,19 +286,10 @@ def make_report(results: Results, id: str = "") -> ReportContent:
         curves=[_draw(suite, label, spec, measured[label]) for label, spec in specs.items()],
         cost=_cost(results, specs, measured),
         experiments=[
-            ExperimentRun(
-                label=each.label,
-                id=each.id,
-                name=str(each.spec.get("name", "")),
-                state=each.state,
-                problem=each.problem,
-            )
+            ExperimentRun.made_of(each, name=str(each.spec.get("name", "")))
             for each in results.experiments
         ],
-        analyses=[
-            AnalysisMade(label=e.label, repeat=e.repeat, id=e.id, problem=e.problem)
-            for e in results.analyses
-        ],
+        analyses=[AnalysisMade.made_of(each) for each in results.analyses],
         versions=results.versions,
         revision=results.revision,
         processor=results.processor,

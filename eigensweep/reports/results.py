@@ -403,9 +403,7 @@ def _keep_analysis(suite: Suite, made: MadeAnalysis) -> KeptAnalysis:
         asked = {name for claim in suite.claims for name in (claim.by.number, claim.by.over)}
         wanted = {re.split(r"[.\[]", name)[0] for name in asked if name is not None}
         content = {name: value for name, value in content.items() if name in wanted}
-    return KeptAnalysis(
-        label=made.label, repeat=made.repeat, id=made.id, problem=problem, content=content
-    )
+    return KeptAnalysis.made_of(made, problem=problem, content=content)
 
 
 def _leave_out(result: Any) -> Any:

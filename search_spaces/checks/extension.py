@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from eigensweep.search_spaces.dotted import flatten
 from eigensweep.search_spaces.errors import SpecError, raise_errors, shorten
 from eigensweep.search_spaces.labels import say_count
 from eigensweep.search_spaces.parameters import Choice, Parameter
@@ -40,7 +41,7 @@ def describe_extension(old: ExperimentSpec, new: ExperimentSpec) -> str:
             "the trials of pbt train as one population, which cannot be extended; "
             "`eigensweep fork` posts it again, changed",
         )
-    changes = dict(_find_changes(_flatten(_rest(old)), _flatten(_rest(new))))
+    changes = dict(_find_changes(flatten(_rest(old)), flatten(_rest(new))))
     errors = [
         _differs(path, before, after)
         for path, (before, after) in changes.items()
@@ -116,16 +117,6 @@ def _rest(spec: ExperimentSpec) -> dict[str, Any]:
     return content
 
 
-def _flatten(content: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in content.items():
-        if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{path}{name}.")
-        else:
-            flat[f"{path}{name}"] = value
-    return flat
-
-
 def _find_changes(
     old: Mapping[str, Any], new: Mapping[str, Any]
 ) -> Iterator[tuple[str, tuple[Any, Any]]]:
@@ -161,7 +152,7 @@ def _compare_arms(
 
 
 def _settings(arm: Arm) -> dict[str, Any]:
-    return _flatten(arm.model_dump(mode="json", include={"model", "optimizer"}))
+    return flatten(arm.model_dump(mode="json", include={"model", "optimizer"}))
 
 
 def _compare_axes(old: Arm, new: Arm, errors: list[SpecError]) -> Iterator[str]:

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+from eigensweep.search_spaces import dotted
 from eigensweep.store.commits.curves import CurvePoint
 from eigensweep.workers.tracking.run_writes import PATH, RunWrite, is_kept_by_server, next_request
 
@@ -609,19 +610,13 @@ def _read_key(tags: Mapping[str, str]) -> Key | None:
         return None
 
 
-def flatten(tree: Mapping[str, Any], path: str = "") -> dict[str, object]:
+def flatten(tree: Mapping[str, Any]) -> dict[str, object]:
     """Return a tree of mappings as dotted paths to values; what is None is left out.
 
     >>> flatten({"model": {"hidden_size": 8, "parameters": None}, "seed": 0})
     {'model.hidden_size': 8, 'seed': 0}
     """
-    flat: dict[str, object] = {}
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{path}{name}.")
-        elif value is not None:
-            flat[f"{path}{name}"] = value
-    return flat
+    return {path: value for path, value in dotted.flatten(tree).items() if value is not None}
 
 
 def _ask(request: Callable[[], T]) -> T:

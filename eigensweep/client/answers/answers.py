@@ -7,7 +7,7 @@ from datetime import timedelta
 from html import escape
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from rich.console import Console
 
@@ -18,7 +18,6 @@ from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.search_spaces.labels import format_share, format_value, say_count
 from eigensweep.search_spaces.spec_text import write_text
 
-NONE: Final[Mapping[str, str]] = {}
 Part = str | Table
 """A line of an answer, or a table."""
 
@@ -91,7 +90,7 @@ def describe_comparison(comparison: Answer) -> Iterator[Part]:
     yield ""
     judged = ("difference", "interval", "p, corrected", "effect", "verdict")
     rows = [
-        [pair["first"], pair["second"], name, *_make_difference_cells(**pair[split])]
+        [pair["first"], pair["second"], name, *_make_difference_cells(pair[split])]
         for pair in comparison["pairs"]
         for split, name in (("valid", "validation"), ("test", "test"))
     ]
@@ -100,22 +99,13 @@ def describe_comparison(comparison: Answer) -> Iterator[Part]:
     yield from describe_more_seeds(comparison)
 
 
-def _make_difference_cells(
-    *,
-    mean: float | None,
-    low: float | None,
-    high: float | None,
-    corrected_p: float | None,
-    effect: float | None,
-    verdict: str,
-    reason: str | None,
-    **_: object,
-) -> list[str]:
+def _make_difference_cells(found: Mapping[str, Any]) -> list[str]:
+    p, effect, reason = found["corrected_p"], found["effect"], found["reason"]
     return [
-        *(format_cell("difference", mean), format_interval({"low": low, "high": high})),
-        "-" if corrected_p is None else f"{corrected_p:.2g}",
+        *(format_cell("difference", found["mean"]), format_interval(found)),
+        "-" if p is None else f"{p:.2g}",
         "-" if effect is None else format_share(effect),
-        f"{verdict} because {reason}" if reason else verdict,
+        f"{found['verdict']} because {reason}" if reason else found["verdict"],
     ]
 
 
@@ -267,7 +257,7 @@ def describe_preview(content: Answer) -> Iterator[Part]:
         yield cost["words"]
     if memory := content.get("memory"):
         yield ""
-        yield from (_format_memory(arm, **each) for arm, each in memory.items())
+        yield from (_format_memory(arm, each) for arm, each in memory.items())
     search = content["search"]
     come = [
         f"{say_count(count, 'trial')} of experiment {id} {'tells' if count == 1 else 'tell'} the "
@@ -281,7 +271,7 @@ def describe_preview(content: Answer) -> Iterator[Part]:
     if plan:
         costs = (f"{each['seeds']} seeds about {each['core_hours']:g} core hours" for each in plan)
         yield f"Of all that race {', '.join(costs)}"
-    yield from _format_side_by_side(**(content.get("side_by_side") or {}))
+    yield from _format_side_by_side(content.get("side_by_side") or {})
     yield from (f"warning: {words}" for words in content.get("warnings") or ())
 
 
@@ -362,32 +352,24 @@ def _format_goal(name: str, value: float) -> str:
     return f"{value:.0f}" if name == "parameters" else format_cell(name, value)
 
 
-def _format_memory(
-    arm: str, *, host_bytes: int, device_bytes: int | None, limit_bytes: int | None, **_: object
-) -> str:
+def _format_memory(arm: str, taken: Mapping[str, Any]) -> str:
     """Return what the largest trial of an arm takes."""
-    gpu = f", {device_bytes / 1e6:.0f} MB of a GPU" if device_bytes else ""
-    most = None if limit_bytes is None else f"{limit_bytes / 1e6:.0f} MB"
-    end = "" if most is None else f"; a trial that takes more than {most} is ended"
-    return f"{arm}: about {host_bytes / 1e6:.0f} MB of memory a trial{gpu}{end}"
+    host, device, limit = (taken[f"{name}_bytes"] for name in ("host", "device", "limit"))
+    gpu = f", {device / 1e6:.0f} MB of a GPU" if device else ""
+    end = "" if limit is None else f"; a trial that takes more than {limit / 1e6:.0f} MB is ended"
+    return f"{arm}: about {host / 1e6:.0f} MB of memory a trial{gpu}{end}"
 
 
-def _format_side_by_side(
-    lanes: int | Literal["auto"] | None = None,
-    at_once: int | None = None,
-    alone: Mapping[str, str] = NONE,
-    warnings: Sequence[str] = (),
-    **_: object,
-) -> list[str]:
+def _format_side_by_side(told: Mapping[str, Any]) -> list[str]:
     """Return lines on how trials share the nodes; none where there is nothing to say."""
-    lines = []
+    lines, lanes, at_once = [], told.get("lanes"), told.get("at_once")
     if lanes == "auto":
         lines.append("how many trials share an engine is measured before the first one starts")
     elif lanes and at_once is not None:
         trials = say_count(at_once, "trial")
         lines.append(f"{trials} at once, sharing engines of {say_count(lanes, 'lane')}")
-    lines += [f"{arm} shares no lanes: {why}" for arm, why in alone.items()]
-    lines += [f"warning: {words}" for words in warnings]
+    lines += [f"{arm} shares no lanes: {why}" for arm, why in told.get("alone", {}).items()]
+    lines += [f"warning: {words}" for words in told.get("warnings", [])]
     return ["", *lines] if lines else []
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final, Literal
 
@@ -50,8 +48,12 @@ def thin_out(
     for name in store.files.names(trial):
         key = f"{trial}/{name}"
         if KEY.fullmatch(key):
-            with _leaving_damage(key):
+            try:
                 freed += _thin_out_replicate(store, key, keep, attempt, only_measure)
+            except StaleAttemptError:
+                pass  # it has a later attempt
+            except DamagedError as error:
+                logger.warning("left as it is: %s", error, extra={"key": key})
     return freed
 
 
@@ -96,14 +98,3 @@ def _choose_kept(
         return head.checkpoints[:1]
     whole = (c for c in head.checkpoints if store.read_checkpoint(key, c) is not None)
     return next(((c,) for c in whole), head.checkpoints)
-
-
-@contextmanager
-def _leaving_damage(key: str) -> Iterator[None]:
-    """Leave a key alone that has a later attempt, or whose head is damaged."""
-    try:
-        yield
-    except StaleAttemptError:
-        pass
-    except DamagedError as error:
-        logger.warning("left as it is: %s", error, extra={"key": key})

@@ -24,8 +24,7 @@ from starlette.staticfiles import StaticFiles
 
 from eigensweep.common.direction import sign
 from eigensweep.protocol import states
-from eigensweep.reports.markdown import caption_of, cost_words, remarks_of
-from eigensweep.reports.page import make_tables
+from eigensweep.reports.markdown import caption_of, cost_words, make_tables, remarks_of
 from eigensweep.results.ranking import OBJECTIVE
 from eigensweep.search_spaces.errors import UnknownSuiteError, UnreadableSpecError
 from eigensweep.search_spaces.shipped.presets import load_preset
@@ -338,7 +337,7 @@ def show_reproduction(service: TheService, caller: Reader, id: ReproductionId) -
         report=report,
         again=_ask_again(service.reproductions.get(id)),
         remarks=[] if report is None else remarks_of(report),
-        tables=[] if report is None else make_tables(report),
+        tables=[] if report is None else make_tables(report, "\n"),
         caption="" if report is None else caption_of(report),
         what_it_took="" if report is None else cost_words(report),
         is_live=found.state in OPEN,
