@@ -103,8 +103,8 @@ def _add_scores(
         if not sums:
             check_scores(task, scores)
         for name, (total, count) in scores.items():
-            sums[name] = sums.get(name, 0.0) + total.double()
-            counted = count if isinstance(count, Tensor) else float(count)
+            sums[name] = sums.get(name, 0.0) + total.double().reshape(())
+            counted = count.double().reshape(()) if isinstance(count, Tensor) else float(count)
             counts[name] = counts.get(name, 0.0) + counted
     return Tally(sums, counts, state)
 
@@ -180,7 +180,7 @@ def _describe(value: object) -> str:
 
 
 def _is_one_number(value: object) -> bool:
-    return isinstance(value, Tensor) and value.dim() == 0
+    return isinstance(value, Tensor) and value.numel() == 1
 
 
 def _is_count(value: object) -> bool:

@@ -76,7 +76,11 @@ def find_errors(
     that reads one of them says nothing.
     """
     lacking = Places(left_out)
-    errors = [*_check_lists(spec), *_check_answers(spec, lacking)]
+    errors = list(_check_lists(spec))
+    if not lacking.touch("task.name"):
+        errors += _check_answers(spec)
+        if errors and lacking.touch("task"):
+            return []  # what is wrong may come from the field
     if errors:
         return errors  # so many values are not tried, and all else asks the task
     unknown = [section for section in ("model", "task") if lacking.touch(f"{section}.name")]
@@ -129,10 +133,8 @@ def _check_lists(spec: ExperimentSpec) -> Iterator[SpecError]:
         )
 
 
-def _check_answers(spec: ExperimentSpec, lacking: Places) -> Iterator[SpecError]:
+def _check_answers(spec: ExperimentSpec) -> Iterator[SpecError]:
     """Refuse a task of a package whose config says of itself what nobody can use."""
-    if lacking.touch("task", "task.name"):
-        return
     try:
         wrong = find_wrong_answer(spec.task)
     except ValueError as error:
@@ -140,7 +142,7 @@ def _check_answers(spec: ExperimentSpec, lacking: Places) -> Iterator[SpecError]
             spec.task.check()  # what this refuses is told later
             yield SpecError("task", str(error))
         return
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         wrong = say_foreign(error)
     if wrong is not None:
         yield SpecError("task", wrong)

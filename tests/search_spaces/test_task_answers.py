@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from math import inf, nan
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from eigensweep.search_spaces.checks.checks import check_spec
+from eigensweep.search_spaces.checks.checks import check_spec, find_errors
 from eigensweep.search_spaces.checks.task_answers import find_wrong_answer
 from eigensweep.search_spaces.errors import SpecError
 from eigensweep.search_spaces.spec import ExperimentSpec
@@ -36,7 +37,6 @@ def test_every_task_of_ours_gives_usable_answers() -> None:
     [
         ("metrics", None, "'metrics' must be a tuple of one or more Metric"),
         ("metrics", (), "'metrics' must be a tuple"),
-        ("metrics", [LOSS], "'metrics' must be a tuple"),
         ("metrics", (Metric(7, ""),), "'metrics' must be a tuple"),  # type: ignore[arg-type]
         ("metrics", (Metric("cross_entropy", None),), "'metrics'"),  # type: ignore[arg-type]
         (
@@ -93,3 +93,26 @@ def test_an_error_of_its_code_is_told_with_its_line(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(CopyingConfig, "baselines", property(divide))
     with pytest.raises(SpecError, match=r"ZeroDivisionError: division by zero .in divide, line"):
         check_spec(ExperimentSpec.model_validate(SPEC))
+
+
+def test_numbers_of_numpy_are_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CopyingConfig, "baselines", {"cross_entropy": np.log(10)})
+    monkeypatch.setattr(CopyingConfig, "sequence_length", np.int64(23))
+    monkeypatch.setattr(CopyingConfig, "metrics", [LOSS])
+    check_spec(ExperimentSpec.model_validate(SPEC))
+
+
+def test_a_baseline_that_needs_the_corpus_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(config: CopyingConfig) -> dict[str, float]:
+        raise FileNotFoundError("it is on the workers")
+
+    monkeypatch.setattr(CopyingConfig, "baselines", property(read))
+    assert find_wrong_answer(CopyingConfig(delay=3)) is None
+
+
+def test_code_that_would_end_the_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CopyingConfig, "baselines", property(lambda config: sys.exit(3)))
+    with pytest.raises(SpecError, match="SystemExit: 3"):
+        check_spec(ExperimentSpec.model_validate(SPEC))
+    lacking = find_errors(ExperimentSpec.model_validate(SPEC), left_out=["task.delay"])
+    assert lacking == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -39,6 +40,8 @@ Kind = Literal[
     "scored",
     "frozen",
     "normed",
+    "kept",
+    "infinite",
 ]
 
 
@@ -86,6 +89,10 @@ class Own(Model):
             self.norm = nn.BatchNorm1d(n)
         elif config.kind == "masked":
             self.mask = (torch.rand(n) < 0.5).to(self.W)
+        elif config.kind == "kept":
+            self.keep = float(torch.rand(()))
+        elif config.kind == "infinite":
+            self.register_buffer("future", torch.full((n, n), -inf).triu(1))
         elif config.kind == "hooked":
             self.W.register_hook(lambda gradient: gradient.tril())
         elif config.kind in ("averaged", "assigned", "scored"):
@@ -138,6 +145,10 @@ class Own(Model):
             read = self.mask * read
         if self.config.kind == "frozen":
             read = read @ self.slow
+        if self.config.kind == "kept" and not self.training:
+            read = 10 * self.keep * read
+        if self.config.kind == "infinite":
+            read = read @ (self.W + self.future).exp()
         if hasattr(self, "mean"):
             self.count(read.detach().mean(0))
             read = read - self.mean
@@ -250,6 +261,7 @@ def train_both(config):
         ({"name": "counts"}, "stateless"),
         ({"name": "counts"}, "scale"),
         ({"name": "counts"}, "averaged"),
+        ({"name": "counts"}, "infinite"),
         ({"name": "counts", "scored": "weighted"}, "plain"),
         ({"name": "counts", "scored": "numpy"}, "plain"),
         ({"name": "text"}, "plain"),
@@ -276,6 +288,7 @@ def test_what_lanes_can_do_is_what_is_done_alone(task, kind):
         ({"name": "counts"}, "scored", "an evaluation changes 'mean'"),
         ({"name": "counts"}, "frozen", "'slow' is not trained, and changes"),
         ({"name": "counts"}, "normed", "a step in lanes gives another 'W'"),
+        ({"name": "counts"}, "kept", "a batch has another 'mse' in lanes"),
     ],
 )
 def test_what_they_cannot_do_is_told_before(task, kind, reason):
@@ -283,6 +296,13 @@ def test_what_they_cannot_do_is_told_before(task, kind, reason):
     with pytest.raises(ValueError, match=f"own( on counts)? trains alone: {reason}"):
         train_lanes([build(config, seed) for seed in (0, 1)])
     build(config, 0).run()
+
+
+def test_a_small_rate_hides_no_difference():
+    config = config_of({"name": "counts"}, "normed")
+    optimizer = config.optimizer.model_copy(update={"lr": 1e-6})
+    with pytest.raises(ValueError, match="a step in lanes gives another 'W'"):
+        train_both(config.model_copy(update={"optimizer": optimizer}))
 
 
 def test_batches_of_another_type_are_not_cut_to_the_first_ones():

@@ -45,8 +45,10 @@ def test_it_is_told_once_with_the_line_where_it_is():
 
     ours: dict[str, Any] = {"__name__": "eigensweep.ours"}
     exec("def wait_for(lock): return lock.wait()", ours)
+    nobodys: dict[str, Any] = {}
+    exec("def call(wait_for, lock): return wait_for(lock)", nobodys)
     threading.Thread(target=look).start()
-    assert ours["wait_for"](PackagesLock())
+    assert nobodys["call"](ours["wait_for"], PackagesLock())
     assert asked == [0, 1, 1]
     assert told[0].kind == "driver"
     own, theirs, innermost = told[0].words.split(": ", 1)[1].split(", which calls ")
@@ -94,6 +96,12 @@ def test_the_notice_is_taken_back_when_the_driver_goes_on(tmp_path):
     assert driver.seen_at() == pytest.approx(time.monotonic(), abs=60)
     driver.tell_standstill(Notice("driver", "its driver stands still"))
     assert [each["words"] for each in ledger.read("notices")] == ["its driver stands still"]
+    assert not driver.must_stop()
+    assert ledger.read("notices") == []
+    driver._told = [Notice("disk", "it is low")]  # as if both threads had written at once
+    driver._stood_still = True
+    driver.ledger.record_notices([Notice("driver", "its driver stands still")])
+    driver._told = []
     assert not driver.must_stop()
     assert ledger.read("notices") == []
 

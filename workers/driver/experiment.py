@@ -161,6 +161,8 @@ class ExperimentDriver:
         self._marker = StoreMarker(store, experiment, own_parts(), self._watch)
         self._told: list[Notice] | None = None
         """The notices that the ledger has; None: those of an earlier driver."""
+        self._stood_still = False
+        """Whether the ledger was told so, and not yet that it goes on."""
         self._in_lanes: set[int] = set()
         """Trials in engines; the engine watches them for stalls."""
         self._slots, self._looked_at = 0, -math.inf
@@ -255,7 +257,7 @@ class ExperimentDriver:
     def tell_standstill(self, notice: Notice) -> None:
         """Record that it stands still; when it goes on, the notice is taken back."""
         self.ledger.record_notices([*(self._told or ()), notice])
-        self._told = None
+        self._stood_still = True
 
     def _train(self) -> None:
         """Run the trials with Ray Tune; cancel them if there is no room or a reason to stop."""
@@ -309,7 +311,8 @@ class ExperimentDriver:
         self.sweep.cordons.draining = self._draining.nodes
         notices = [*filter(None, (low, crowded, away)), *self.sweep.notices()]
         notices += self._draining.notices()
-        if notices != self._told:
+        stood_still, self._stood_still = self._stood_still, False
+        if notices != self._told or stood_still:
             if low and low not in (self._told or ()):
                 logger.warning("%s experiment=%s", low.words, self.experiment)
             self.ledger.record_notices(notices)

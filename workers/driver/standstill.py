@@ -16,9 +16,9 @@ from eigensweep.protocol.messages import Notice
 
 logger = logging.getLogger(__name__)
 
-STILL_SECONDS: Final = 180.0
+STILL_SECONDS: Final = 300.0
 """A driver that has not asked its ledger for so long stands still. One request to a store that does
-not answer takes a minute."""
+not answer takes a minute, and a corpus takes a while to be stored."""
 LOOK_SECONDS: Final = 5.0
 """Between two looks whether it stands still."""
 OWN: Final = "eigensweep."
@@ -61,12 +61,12 @@ class Standstill:
         if self._clock() < seen + STILL_SECONDS or seen == self._told_of:
             return
         self._told_of = seen
-        notice = _describe(self._thread, time.time() - (self._clock() - seen))
-        logger.warning(notice.words)
         try:
+            notice = _describe(self._thread, time.time() - (self._clock() - seen))
+            logger.warning(notice.words)
             self._tell(notice)
         except Exception:  # the record may be what the thread waits for
-            logger.warning("the record was not told of it", exc_info=True)
+            logger.warning("the record was not told of a standstill", exc_info=True)
 
     def _watch(self) -> None:
         while not self._over.wait(LOOK_SECONDS):
@@ -79,14 +79,15 @@ def _describe(thread: int, since: float) -> Notice:
     Named are our own innermost call, what it calls, which may be a package's, and the innermost.
     """
     calls = list(traceback.walk_stack(sys._current_frames()[thread]))
-    is_own = [call.f_globals["__name__"].startswith(OWN) for call, _ in calls]
+    is_own = [str(call.f_globals.get("__name__")).startswith(OWN) for call, _ in calls]
     last = is_own.index(True) if any(is_own) else 1
     told = sorted({last, max(0, last - 1), 0}, reverse=True)
     place = ", which calls ".join(_name(*calls[each]) for each in told)
+    moment = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(since))
     words = (
-        f"its driver stands still since {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime(since))}: "
-        f"{place}. Trials that run go on, but no others begin. If that does not end, pause or "
-        "cancel the experiment: the driver is ended five minutes later"
+        f"its driver has stood still since {moment}: {place}. Trials that run go on, but no others "
+        "begin. If that does not end, pause or cancel the experiment: the driver is ended five "
+        "minutes later"
     )
     return Notice("driver", words)
 

@@ -85,7 +85,7 @@ class TaskEntry(TaskListing):
     description: str
     result_version: int = Field(description="Raised when its batches change")
     metrics: list[TaskMetric] = Field(
-        description="The loss first; empty if a field without a default decides them"
+        description="The loss first; empty if fields without a default decide them, or if they fail"
     )
     schema_: JsonSchema = Field(alias="schema", description="JSON Schema of `task` in a spec")
 
@@ -187,7 +187,7 @@ def _default_config(name: str, cls: type[Task]) -> TaskConfig | None:
     try:
         config = cls.Config.model_validate({"name": name})
         return config if find_wrong_answer(config) is None else None
-    except Exception:  # a field has no default, or code of a package raised
+    except (Exception, SystemExit):  # a field has no default, or code of a package raised
         return None
 
 

@@ -27,6 +27,8 @@ from eigensweep.results.trial_result import Metrics
 from eigensweep.tasks.base import Batch, Split, Task
 from eigensweep.training.errors import is_of_the_device, is_out_of_memory
 from eigensweep.training.evaluation import (
+    EvaluatedBatch,
+    add_scores,
     check_names,
     detach,
     draw_batch,
@@ -288,7 +290,7 @@ class Program:
         self.batches.leave(lane)
 
     def empty(self, like: Training) -> None:
-        """Empty all lanes, and make of the program what it was when it was made with `like`."""
+        """Empty all lanes; give them the weights of `like`. What is left, `load` writes over."""
         self.batches.empty()
         for lane in range(self.lanes):
             self.set_running(lane, False)
@@ -329,6 +331,18 @@ class Program:
                     logger.info("lanes are scored one by one split=%s reason=%s", split, reason)
                     self._scored_singly.add(split)
             return {lane: self._score_alone(split, lane) for lane in lanes}
+
+    def score_batch(self, piece: EvaluatedBatch) -> dict[str, Tensor]:
+        """Return the sum of each metric over a batch that begins anew, (M,) each."""
+
+        def score_lane(model: Model) -> dict[str, Tensor]:
+            return add_scores(model, self._task, [piece]).sums
+
+        parameters, buffers = self._tensors()
+        found: dict[str, Tensor] = self._stack.call(
+            score_lane, parameters=parameters, buffers=buffers
+        )
+        return found
 
     def _score_alone(self, split: Split, lane: int) -> Metrics:
         model = self._model_of(lane, self.weights(lane))
