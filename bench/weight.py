@@ -39,8 +39,11 @@ FOLDERS = (*HOUSE, "eigensweep")
 SOURCE = (*FOLDERS, "search_spaces", "models", "tasks")
 """The folders of all source."""
 PACKAGES = ("ray", "mlflow", "optuna")
-OTHERS = frozenset(("_exit", "_C", "_cuda_endAllocateToPool", "_cuda_releasePool"))
-"""Private names of other packages: `os._exit`, and of PyTorch what a test with a GPU runs."""
+OTHERS = frozenset(
+    ("_exit", "_current_frames", "_C", "_cuda_endAllocateToPool", "_cuda_releasePool")
+)
+"""Private names of other packages: what Python describes of `os` and `sys`, and of PyTorch what a
+test with a GPU runs."""
 HEADINGS = {
     "folder": "folder",
     **{name: name for name in ("files", "lines", "code", "rooms", "floors", "arrows", "circles")},
