@@ -108,7 +108,7 @@ def test_it_is_one_thread_and_so_nothing_is_lost_by_a_fork(drivers):
 def test_a_driver_has_its_own_session_and_log(drivers, launch, tmp_path):
     driver, other = launch(), launch("e2")
     wait_until(lambda: is_forked(driver) and is_forked(other))
-    assert os.getsid(driver.pid) == driver.pid != other.pid
+    wait_until(lambda: os.getsid(driver.pid) == driver.pid != other.pid)
     assert (driver.state(), drivers.find("e1"), drivers.find("e2")) == ("running", driver, other)
     wait_until(lambda: "eigensweep::Driver e1" in " ".join(psutil.Process(driver.pid).cmdline()))
     (tmp_path / "waits").unlink()
