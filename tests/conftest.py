@@ -325,6 +325,8 @@ def scripted_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep what a person has set for real services away from a test."""
+    # Removed in the end, also where a command of the test has set it.
+    monkeypatch.setenv("EIGENSWEEP_TOKEN_FILE", "")
     for name in [name for name in os.environ if name.startswith("EIGENSWEEP_")]:
         monkeypatch.delenv(name)
 
