@@ -21,7 +21,7 @@ from eigensweep.search_spaces.checks.places import Places
 from eigensweep.search_spaces.checks.population import find_population_errors
 from eigensweep.search_spaces.checks.race_words import find_racing_errors
 from eigensweep.search_spaces.checks.search_words import find_method_errors, find_unread_settings
-from eigensweep.search_spaces.checks.task_answers import find_wrong_answer
+from eigensweep.search_spaces.checks.task_properties import find_wrong_property
 from eigensweep.search_spaces.errors import (
     ConditionError,
     ConstraintError,
@@ -78,11 +78,11 @@ def find_errors(
     lacking = Places(left_out)
     errors = list(_check_lists(spec))
     if not lacking.touch("task.name"):
-        errors += _check_answers(spec)
+        errors += _check_properties(spec)
         if errors and lacking.touch("task"):
             return []  # what is wrong may come from the field
     if errors:
-        return errors  # so many values are not tried, and all else asks the task
+        return errors  # so many values are not tried, and all other checks read these properties
     unknown = [section for section in ("model", "task") if lacking.touch(f"{section}.name")]
     misfits = (each for each in find_misfits(spec) if not Places([each.path]).touch(*unknown))
     errors += [*_check_task(spec, data_root, lacking), *misfits]
@@ -133,10 +133,10 @@ def _check_lists(spec: ExperimentSpec) -> Iterator[SpecError]:
         )
 
 
-def _check_answers(spec: ExperimentSpec) -> Iterator[SpecError]:
-    """Refuse a task of a package whose config says of itself what nobody can use."""
+def _check_properties(spec: ExperimentSpec) -> Iterator[SpecError]:
+    """Refuse a task of a package whose config has a property that nobody can use."""
     try:
-        wrong = find_wrong_answer(spec.task)
+        wrong = find_wrong_property(spec.task)
     except ValueError as error:
         with suppress(ValueError):
             spec.task.check()  # what this refuses is told later

@@ -126,9 +126,9 @@ class Runner:
     def _explain(self, error: BaseException) -> Report:
         """Return the report of an error: whose fault it is, and in which words."""
         step = 0 if self.attempt is None else self.attempt.reached_step
-        if (is_disk := is_of_the_disk(error)) or is_of_the_node(error):
+        if (disk_failed := is_of_the_disk(error)) or is_of_the_node(error):
             words = f"node {platform.node()}: {error}"
-            return Report(step, lost=words, lost_by="disk" if is_disk else "node")
+            return Report(step, lost=words, lost_by="disk" if disk_failed else "node")
         if (crowding := self._find_crowding(error)) is not None:
             return Report(step, lost=crowding, lost_by="node")
         told = describe_failure(error)

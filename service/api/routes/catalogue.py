@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 from eigensweep.common.registry import Registry
 from eigensweep.models import MODELS
 from eigensweep.protocol.messages import SpecJson
-from eigensweep.search_spaces.checks.task_answers import find_wrong_answer
+from eigensweep.search_spaces.checks.task_properties import find_wrong_property
 from eigensweep.search_spaces.shipped.presets import load_preset, preset_names
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.answers.errors import NotInCatalogueError
@@ -186,7 +186,7 @@ def _default_config(name: str, cls: type[Task]) -> TaskConfig | None:
     """Return a task's config with all defaults; None if there is none, or none that works."""
     try:
         config = cls.Config.model_validate({"name": name})
-        return config if find_wrong_answer(config) is None else None
+        return config if find_wrong_property(config) is None else None
     except (Exception, SystemExit):  # a field has no default, or code of a package raised
         return None
 

@@ -74,9 +74,9 @@ class Faults:
         """Take in an error that was met while working for one trial."""
         with self._register.changed:
             is_damage = isinstance(error, DamagedError)  # of what this trial alone has stored
-            is_disk = is_of_the_disk(error) and not is_damage
-            if is_disk or self._is_of_the_device(error):
-                self.lose(error, for_good=not is_disk)
+            disk_failed = is_of_the_disk(error) and not is_damage
+            if disk_failed or self._is_of_the_device(error):
+                self.lose(error, for_good=not disk_failed)
                 return
             if trial.error is not None or trial.has_failed:
                 return

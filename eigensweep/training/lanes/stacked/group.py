@@ -11,8 +11,8 @@ import torch
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.training.errors import contain
 from eigensweep.training.evaluation import keep_finite
+from eigensweep.training.lanes.stacked.lane_check import check_lanes
 from eigensweep.training.lanes.stacked.program import LONGEST_SEGMENT, Program
-from eigensweep.training.lanes.stacked.rehearsal import rehearse
 from eigensweep.training.training import Evaluation, Training
 
 
@@ -50,7 +50,7 @@ class Group:
         self._key, self._device = shape_key(like.config), like.device
         self._program = Program(like, lanes, capture=capture, static=static)
         try:
-            rehearse(self._program, like)
+            check_lanes(self._program, like)
         except BaseException:
             self._program.close()
             raise

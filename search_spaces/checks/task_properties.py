@@ -1,4 +1,4 @@
-"""What a task's config computes, checked: code of one's own may answer anything."""
+"""Checks the properties of a task's config, which code of one's own may compute."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ LEAST: Final = {"sequence_length": 1, "default_evaluate_every": 1, "corpus_bytes
 """The properties that are whole numbers, and their least value."""
 
 
-def find_wrong_answer(task: TaskConfig) -> str | None:
-    """Return what is wrong with the numbers and names that a task's config gives; None: nothing.
+def find_wrong_property(task: TaskConfig) -> str | None:
+    """Return which property of a task's config nobody can use, and why; None: all can be used.
 
     It raises what the config's code raises.
     """
-    wrong = next(_find_wrong_answers(task), None)
+    wrong = next(_find_wrong_propertys(task), None)
     return wrong and f"{task.name}: {wrong}"
 
 
-def _find_wrong_answers(task: TaskConfig) -> Iterator[str]:
+def _find_wrong_propertys(task: TaskConfig) -> Iterator[str]:
     shapes, metrics = task.shapes, task.metrics
     if not isinstance(shapes, Shapes):
         yield f"'shapes' must be a Shapes; it is {shapes!r:.80}"
@@ -37,7 +37,7 @@ def _find_wrong_answers(task: TaskConfig) -> Iterator[str]:
         )
     names = [metric.name for metric in metrics]
     if len(set(names)) < len(names):
-        yield f"'metrics' must have a name each; they are {', '.join(names)}"
+        yield f"each of 'metrics' needs a name of its own; they are {', '.join(names)}"
     for name, least in LEAST.items():
         if not _is_whole(value := getattr(task, name), least):
             yield f"'{name}' must be an int from {least}; it is {value!r:.80}"

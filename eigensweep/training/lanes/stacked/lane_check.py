@@ -52,7 +52,7 @@ class _Alone(Training):
         return super().see_update(objective, loss, norm)
 
 
-def rehearse(program: Program, like: Training) -> None:
+def check_lanes(program: Program, like: Training) -> None:
     """Take a few steps in the lanes of a program, and alone, from two seeds with two rates.
 
     At the end a batch is scored both ways. What fails alone is left to the trainings that will meet

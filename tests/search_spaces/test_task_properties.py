@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from eigensweep.search_spaces.checks.checks import check_spec, find_errors
-from eigensweep.search_spaces.checks.task_answers import find_wrong_answer
+from eigensweep.search_spaces.checks.task_properties import find_wrong_property
 from eigensweep.search_spaces.errors import SpecError
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.tasks import TASKS
@@ -29,7 +29,9 @@ SPEC = {
 def test_every_task_of_ours_gives_usable_answers() -> None:
     for name, cls in TASKS.items():
         fields = {"corpus": "voices", "digest": "0" * 64} if name == "speech_frames" else {}
-        assert find_wrong_answer(cls.Config.model_validate({"name": name, **fields})) is None, name
+        assert find_wrong_property(cls.Config.model_validate({"name": name, **fields})) is None, (
+            name
+        )
 
 
 @pytest.mark.parametrize(
@@ -42,7 +44,7 @@ def test_every_task_of_ours_gives_usable_answers() -> None:
         (
             "metrics",
             (LOSS, LOSS),
-            "'metrics' must have a name each; they are cross",
+            "each of 'metrics' needs a name of its own; they are cross",
         ),
         ("shapes", (1, 2), "'shapes' must be a Shapes; it is (1, 2)"),
         ("shapes", Shapes(0, "values", 2, "all"), "an int from 1 as input_size; it is 0"),
@@ -107,7 +109,7 @@ def test_a_baseline_that_needs_the_corpus_is_none(monkeypatch: pytest.MonkeyPatc
         raise FileNotFoundError("it is on the workers")
 
     monkeypatch.setattr(CopyingConfig, "baselines", property(read))
-    assert find_wrong_answer(CopyingConfig(delay=3)) is None
+    assert find_wrong_property(CopyingConfig(delay=3)) is None
 
 
 def test_code_that_would_end_the_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
