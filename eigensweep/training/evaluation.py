@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf, isfinite
 from numbers import Real
-from typing import Final, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from eigensweep.common.metric_names import EXPECTED, is_metric_name
 from eigensweep.models.analysis.spectra import recurrent_spectra
 from eigensweep.models.base import Model, State
 from eigensweep.results.trial_result import Metrics
 from eigensweep.store.spectrum_files import SpectraJson
 from eigensweep.tasks.base import Batch, Split, Task
-
-LONGEST_NAME: Final = 200
-"""Letters of the name of a number. MLflow takes 250, and what comes before it here."""
-NAME: Final = re.compile(r"\w[\w .:-]*(/\w[\w .:-]*)*")
-"""Such a name: parts of letters, digits and a few signs."""
 
 Beginning = Literal["anew", "on", "mixed"]
 """What the rows of a batch begin with: the initial state, the state before it, or some of each."""
@@ -238,11 +233,8 @@ def parts_of(state: State | None) -> tuple[Tensor, ...]:
 def check_names(names: Iterable[str]) -> None:
     """Raise ValueError if MLflow refuses one of these names of numbers, and with it a whole run."""
     for name in names:
-        if len(name) > LONGEST_NAME or not NAME.fullmatch(name):
-            raise ValueError(
-                f"a name has 1 to {LONGEST_NAME} letters, digits and '_', ' ', '.', ':', '-', and "
-                f"'/' between parts; got {name[:80]!r}"
-            )
+        if not is_metric_name(name):
+            raise ValueError(f"a name has {EXPECTED}; got {name[:80]!r}")
 
 
 def keep_finite(metrics: Metrics) -> Metrics:

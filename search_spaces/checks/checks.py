@@ -7,12 +7,11 @@ least one of the extreme points of each arm keeps the rules about several fields
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from posixpath import normpath
 
+from eigensweep.common.metric_names import EXPECTED, is_metric_name
 from eigensweep.search_spaces.checks.constrained import find_empty_arms, find_unknown_fields
 from eigensweep.search_spaces.checks.first_points import find_first_errors, find_invalid_first
 from eigensweep.search_spaces.checks.fitting import find_misfits, place_of
@@ -44,8 +43,6 @@ from eigensweep.tasks import TASKS
 
 MOST_RUNGS = 1_000
 MOST_LISTED = 10_000
-METRIC_NAME = re.compile(r"[\w.: /-]{1,200}")
-"""What MLflow takes as the name of a metric, if it is no path with a `.` or an empty part."""
 MOST_NAMED = 5
 """Arms that a message names."""
 READS = {
@@ -193,12 +190,12 @@ def _check_metric_names(spec: ExperimentSpec) -> Iterator[SpecError]:
                 expected=f"a name other than {', '.join(COSTS)}",
                 got=metric.name,
             )
-        elif not METRIC_NAME.fullmatch(metric.name) or normpath(metric.name) != metric.name:
+        elif not is_metric_name(metric.name):
             yield SpecError(
                 "task",
                 f"MLflow takes no metric of the name '{shorten(metric.name)}', which "
                 f"{spec.task.name} has: give it another name in the task's class",
-                expected="at most 200 letters, digits, spaces, and '_', '-', '.', ':', '/'",
+                expected=EXPECTED,
                 got=shorten(metric.name),
             )
 
