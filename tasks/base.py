@@ -322,6 +322,7 @@ class Task(ABC):
     def scores(self, logits: Tensor, batch: Batch) -> dict[str, tuple[Tensor, int | Tensor]]:
         """Return (sum, count) for each metric; its value is the sum over batches by the count.
 
-        A metric for which the batch has nothing is left out, or has a count of 0. Where the count
-        is read from the mask, it is left a 0-dim tensor, so that a GPU need not be waited for.
+        A metric for which the batch has nothing is left out, or has a count of 0. A count may be a
+        fraction, as a sum of weights is. Where it is read from the mask, it is left a 0-dim tensor, so
+        that a GPU need not be waited for.
         """
