@@ -323,6 +323,6 @@ class Task(ABC):
         """Return (sum, count) for each metric; its value is the sum over batches by the count.
 
         A metric for which the batch has nothing is left out, or has a count of 0. A count may be a
-        fraction, as a sum of weights is. Where it is read from the mask, it is left a 0-dim tensor, so
-        that a GPU need not be waited for.
+        fraction, such as a sum of weights. Where it is read from the mask, it is left a 0-dim
+        tensor, so that a GPU need not be waited for.
         """
