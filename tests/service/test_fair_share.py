@@ -100,6 +100,8 @@ def cluster(record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     clock = Clock()
     monkeypatch.setattr(module.capacity, "count_slots", lambda share: SLOTS)
     monkeypatch.setattr(module.capacity, "find_parts", lambda share: {"CPU": 1 / SLOTS})
+    # The demand has it in steps, and the memory of the tests' own process may pass one.
+    monkeypatch.setattr(module, "unshared_bytes", lambda: 10**8)
     stopped = SimpleNamespace(monotonic=clock, time=clock)
     monkeypatch.setattr(module, "time", stopped)
     return Cluster(record, tmp_path, clock)
