@@ -85,7 +85,7 @@ class TaskEntry(TaskListing):
     description: str
     result_version: int = Field(description="Raised when its batches change")
     metrics: list[TaskMetric] = Field(
-        description="The loss first; empty if fields without a default decide them, or if they fail"
+        description="The loss first; empty if they do not follow from the defaults of the fields"
     )
     schema_: JsonSchema = Field(alias="schema", description="JSON Schema of `task` in a spec")
 
@@ -183,7 +183,7 @@ def _list_left_out(registry: Registry[Any]) -> list[LeftOut]:
 
 
 def _default_config(name: str, cls: type[Task]) -> TaskConfig | None:
-    """Return a task's config with all defaults; None if there is none, or none that works."""
+    """Return a task's config with all defaults; None if that is no config that can be used."""
     try:
         config = cls.Config.model_validate({"name": name})
         return config if find_wrong_property(config) is None else None

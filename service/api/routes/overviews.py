@@ -250,7 +250,7 @@ def get_trial_curves(
 ) -> Items[SeedCurve]:
     """Return every metric of the trial's committed curve, one curve for each of its seeds.
 
-    Of a long curve they are evenly spread points, ends in.
+    Of a long curve these are evenly spread points, the first and the last among them.
     """
     trial = service.record.trial(id, number).trial
     keys, curves = _find_keys(trial), []

@@ -28,13 +28,13 @@ logger = logging.getLogger(__name__)
 
 STEPS: Final = 3
 FASTER: Final = 1.5
-"""The second training's learning rates, in those of the first."""
+"""The second training has so many times the learning rates of the first."""
 LEAST_RATE: Final = 1e-3
 """With a smaller one, parameters move no further than rounding does."""
 NUMBERS_DIFFER: Final = 5e-3
-"""Losses and gradient norms that differ by more, relatively, are not rounded but others."""
+"""Losses and gradient norms whose relative difference is larger differ by more than rounding."""
 MOVES_DIFFER: Final = 0.05
-"""The same for a parameter, in the largest move of its tensor."""
+"""The same for the numbers of a tensor, as a share of its largest change in a step."""
 SMALL: Final = 1e-3
 """Where a gradient is below this part of its tensor's largest, rounding may decide where a number
 goes, such as with Adam, which divides by the gradient's size."""
