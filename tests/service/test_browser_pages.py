@@ -21,7 +21,7 @@ from eigensweep.client.answers.answers import format_experiment
 from eigensweep.client.answers.trial_table import TrialTable
 from eigensweep.protocol.messages import Takeover
 from eigensweep.results.seeds import summarise
-from eigensweep.results.trial_result import ReplicateResult, Source
+from eigensweep.results.trial_result import ReplicateResult, Result, Source
 from eigensweep.search_spaces.shipped.presets import load_preset
 from eigensweep.search_spaces.shipped.reproductions import suite_names
 from eigensweep.service.api.app import create_app
@@ -287,6 +287,14 @@ class TestExperiment:
         failed = read(client, f"{here}/4")
         assert "Why it is failed KeyError: " in failed
         assert "Traceback (most recent call last): File x" in failed
+
+    def test_a_completed_trial_without_a_value_says_why(self, client, ledger):
+        here = f"{ledger.experiment_id}/trials/7"
+        ledger.finish(7, 1, "completed", Result(step=100, valid={"cross_entropy": 0.1}))
+        trial = client.get(f"/v1/experiments/{here}").json()
+        assert (trial["state"], trial["value"]) == ("completed", None)
+        assert trial["error"].startswith("No evaluation gave a finite value of the objective's")
+        assert "Why it has no value No evaluation gave" in read(client, f"/experiments/{here}")
 
     def test_a_population_shows_who_went_on_from_whom_and_with_what(self, client, ledger):
         here = f"/experiments/{ledger.experiment_id}"

@@ -35,6 +35,12 @@ TRAINING: Final = "workflowType=machine_learning"
 """What makes MLflow's pages show model training; else they show their part for chats."""
 
 
+WITHOUT_VALUE: Final = (
+    "No evaluation gave a finite value of the objective's metric, although the loss was finite: "
+    "the trial has no place in the ranking, and the sampler is told no value."
+)
+
+
 KEPT: Final = 1000
 """Trials that are kept as lists show them: many people, and pages again and again, ask for the same
 ones. They take a few kilobytes each."""
@@ -214,7 +220,10 @@ class TrialSummary(TrialHead):
     seconds: float | None = Field(
         description="Seconds of training, summed over replicates; lanes share the time that passes"
     )
-    error: str | None = Field(description="Traceback of a failed trial, or why a point is invalid")
+    error: str | None = Field(
+        description="Traceback of a failed trial, why a point is invalid, or why a trial that "
+        "completed has no value"
+    )
     reopened_for: str | None = Field(
         description="What a trial trains on for that had ended, such as seeds of a race; its value "
         "and scores are those of before. Null for every other trial"
@@ -438,6 +447,7 @@ class Views:
                 name: result.get(name)
                 for name in ("best_step", "baseline", "parameters", "seconds")
             },
+            error=WITHOUT_VALUE if row.state == "completed" and row.value is None else row.error,
             reopened_for=None if row.earlier is None else row.earlier["reason"],
             usage=UsageNow.made_of(row),
         )
