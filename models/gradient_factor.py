@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
+
+from eigensweep.common.autograd import Function
 
 
 def multiply_gradient(x: Tensor, factor: float) -> Tensor:
     """Return x, through which a gradient passes times `factor`."""
     if factor == 1 or not x.is_floating_point():
         return x
-    constant = x.detach()
-    return constant + factor * (x - constant)
+    return _Factor.apply(x, factor)  # type: ignore[no-untyped-call]
+
+
+class _Factor(Function):
+    """The identity, whose gradient is multiplied by a factor."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, factor: float) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.factor = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return ctx.factor * gradient, None
