@@ -25,7 +25,7 @@ from eigensweep.protocol.messages import Order
 from eigensweep.search_spaces.checks.memory import PROCESS, estimate_memory
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.training import attempt
-from eigensweep.training.memory import private_bytes
+from eigensweep.training.memory import private_bytes, use_one_heap
 
 Sizes = dict[str, Any]
 
@@ -103,6 +103,7 @@ def make_config(name: str) -> TrialConfig:
 
 def measure(config: TrialConfig) -> tuple[int, int]:
     """Return the bytes that an attempt adds to this process at most, and those that it had."""
+    use_one_heap()
     reset_peak()
     own, before = private_bytes() or 0, resident_peak()
     files = before - own

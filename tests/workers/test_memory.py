@@ -1,5 +1,6 @@
 """What a training process does with memory that was given back."""
 
+import resource
 import subprocess
 import sys
 
@@ -24,6 +25,42 @@ for _ in range(3):
     step()
 print(faults() - before)
 """
+
+IN_THREADS = """
+import resource, torch
+from threading import Barrier, Thread
+from eigensweep.training.memory import use_one_heap
+
+use_one_heap()
+together = Barrier(3)
+
+def train():
+    for _ in range(4):
+        together.wait()
+        blocks = [torch.ones(12 << 20), *(torch.ones(1 << 20) for _ in range(30))]
+        together.wait()
+        del blocks
+
+def step():
+    together.wait()
+    together.wait()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+threads = [Thread(target=train) for _ in range(2)]
+for each in threads:
+    each.start()
+first, second, third, last = [step() for _ in range(4)]
+print(last - second)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the allocator is that of Linux")
+def test_large_blocks_and_those_of_threads_are_kept():
+    run = subprocess.run(
+        [sys.executable, "-c", IN_THREADS], check=True, capture_output=True, text=True
+    )
+    block = (12 << 22) // resource.getpagesize()  # 48 MB: glibc keeps none so large by itself
+    assert int(run.stdout) < block / 2
 
 
 @pytest.mark.slow

@@ -233,8 +233,10 @@ def find_peer(connection: socket.socket) -> tuple[int, int]:
 def answer_calls(calls: Connection) -> None:
     """Train what the trial's process says, call by call, until it says no more."""
     from eigensweep.protocol.ledger import StaleWriteError
+    from eigensweep.training.memory import use_one_heap
     from eigensweep.workers.processes.runner import Runner
 
+    use_one_heap()
     order, node_id, environment, sys.path[:] = calls.recv()
     os.environ.clear()
     os.environ.update(environment)
