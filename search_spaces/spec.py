@@ -493,7 +493,7 @@ def _explain_unreadable(content: Mapping[str, Any], error: ValidationError) -> s
     """Return in words why a stored spec is none here."""
     models = [content.get("model"), *(arm["model"] for arm in content.get("arms") or ())]
     missing = [
-        f"its {kind} '{each['name']}'"
+        f"its {kind} '{each['name']}'{_explain(registry.explain_absence(each['name']))}"
         for kind, registry, named in (
             ("task", TASKS, [content["task"]]),
             ("model", MODELS, filter(None, models)),
@@ -507,6 +507,10 @@ def _explain_unreadable(content: Mapping[str, Any], error: ValidationError) -> s
     first = error.errors()[0]
     place = ".".join(map(str, first["loc"]))
     return f"this version cannot read its spec: {place}: {first['msg']}"
+
+
+def _explain(reason: str | None) -> str:
+    return f" ({reason})" if reason else ""
 
 
 def _drop_removed(section: Literal["task", "model"], stored: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,15 +28,14 @@ class Trial(Answer):
         Raises:
             RefusedError: if the store has them not or no longer; the message says so.
             NoWeightsError: if none of its evaluations was finite, so that none is the best, or if
-                its result was taken up from another training, without weights, or if that one
-                went on since.
+                its result was taken up from another training, without weights, if that one went
+                on since, or if model or task have other fields here.
         """
-        from eigensweep.search_spaces.trial import TrialConfig
-        from eigensweep.training.weights import read_weights
+        from eigensweep.training.weights import read_config, read_weights
 
         number = "" if seed is None else f"&seed={seed}"
         path = f"{self['links']['self']}/weights?which={which}{number}"
-        config = TrialConfig.from_dict(self["config"])
+        config = read_config(self["config"])
         return read_weights(self._connection.download(path), config, which)
 
     def logs(self) -> str:

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Final, Literal
 
 import torch
+from pydantic import ValidationError
 
 from eigensweep.models import make_model
 from eigensweep.models.base import Model
+from eigensweep.protocol.messages import ConfigJson
 from eigensweep.search_spaces.trial import TrialConfig, find_code
 from eigensweep.store.checkpoints import pack
 from eigensweep.training.selection import Weights, selected
@@ -104,7 +106,24 @@ def load(path: Path | str) -> Model:
             f"{path} has no config and weights; what `eigensweep weights` writes has both, the "
             "last weights, too"
         )
-    return KeptWeights(TrialConfig.from_dict(json.loads(config)), seed, step, weights).load()
+    return KeptWeights(read_config(json.loads(config)), seed, step, weights).load()
+
+
+def read_config(content: ConfigJson) -> TrialConfig:
+    """Return a trial's configuration, whose weights are wanted.
+
+    Raises:
+        NoWeightsError: if the model or the task has other fields here.
+        UnknownNameError: if no package that is installed here has them.
+    """
+    try:
+        return TrialConfig.from_dict(content)
+    except ValidationError as error:
+        found = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise NoWeightsError(
+            f"the code here does not fit the weights' configuration: {found}. Take the version of "
+            "the package that trained them"
+        ) from error
 
 
 def read_weights(content: bytes, config: TrialConfig, which: Which) -> KeptWeights:

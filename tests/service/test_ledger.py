@@ -65,6 +65,20 @@ class TestRecordLedger:
         ledger.set_tracked()
         assert record.row(ledger.experiment_id).notices is None
 
+    def test_what_code_trained_it_is_told_after_the_end(self, record, spec):
+        ledger = post_and_claim(record, spec())
+        mixed = Notice("code", "the package has changed since trial 2 began")
+        away = Notice("delivery", "not delivered yet: MLflow does not answer")
+        ledger.record_notices([mixed, Notice("disk", "nearly full")])
+        ledger.end("completed")
+        assert record.row(ledger.experiment_id).notices == [mixed.to_dict()]
+        for told in ([away], [mixed, away]):
+            ledger.record_notices(told)
+            known = record.row(ledger.experiment_id).notices
+            assert known == [mixed.to_dict(), away.to_dict()]
+        ledger.set_tracked()
+        assert record.row(ledger.experiment_id).notices == [mixed.to_dict()]
+
     def test_an_error_that_is_no_text_is_recorded(self, record, spec):
         ledger = post_and_claim(record, spec())
         ledger.open(0, "scornn", {}, CONFIG, "abc")

@@ -14,6 +14,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 from starlette.testclient import TestClient
 
+from eigensweep.models import MODELS
 from eigensweep.protocol.ledger import PAUSED, StaleWriteError
 from eigensweep.protocol.messages import Notice
 from eigensweep.protocol.states import (
@@ -324,7 +325,7 @@ def test_several_are_acted_on_at_once_whatever_is_refused(
 
 
 def test_a_model_that_was_removed_is_told_and_others_go_on(
-    client: TestClient, record: Record, spec: Any
+    client: TestClient, record: Record, spec: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = [record.add(ExperimentSpec.model_validate(spec()))[0].id for _ in range(3)]
     for id in ids:
@@ -337,6 +338,10 @@ def test_a_model_that_was_removed_is_told_and_others_go_on(
     assert [item["state"] for item in items] == ["queued", "failed", "queued"]
     why = "not installed here: its model 'lab_rnn'; install the package that brought it"
     assert items[1]["problem"] == why
+    monkeypatch.setitem(MODELS._problems, "lab:RNN of lab", ("lab_rnn", "SyntaxError: line 165"))
+    (item,) = client.post("/v1/experiments/bulk", json={**body, "ids": ids[1:2]}).json()["items"]
+    assert "'lab_rnn' (lab:RNN of lab was left out: SyntaxError: line 165)" in item["problem"]
+    monkeypatch.undo()
     for part in ("published", "race", "pareto", "importance", "trials.journal"):
         answer = client.get(f"/v1/experiments/{ids[1]}/{part}")
         assert (answer.status_code, answer.json()["detail"]) == (409, why)

@@ -318,6 +318,15 @@ def test_a_file_of_weights_is_a_network_without_a_service(client, ledger, experi
         assert torch.equal(run(load(tmp_path / file)), run(experiment.trial(0).load(which)))
 
 
+def test_weights_of_a_model_that_lost_a_field_are_refused(experiment):
+    trial = experiment.trial(0)
+    trial["config"] = {**trial["config"], "model": {**trial["config"]["model"], "gate": 1}}
+    with pytest.raises(
+        NoWeightsError, match="does not fit the weights' configuration: gate: Extra"
+    ):
+        trial.load()
+
+
 @pytest.mark.parametrize("content", ["", "hello", "PK", [1, 2], {"model": {}, "step": 3}])
 def test_a_file_without_weights_is_refused_in_words(tmp_path, content):
     path = tmp_path / "other.pt"

@@ -25,6 +25,7 @@ from eigensweep.protocol.ledger import (
 from eigensweep.protocol.messages import LostBy, Notice, Order, Place
 from eigensweep.protocol.states import OPEN_TRIALS, UNTRAINED, ExperimentEnd
 from eigensweep.results.racing import find_race
+from eigensweep.results.ranking import RANKED
 from eigensweep.results.trial_result import Metrics, Outcome, Result, Source
 from eigensweep.search_spaces.checks.warm_start import find_point
 from eigensweep.search_spaces.space import Point
@@ -110,6 +111,8 @@ class Sweep:
         """Whether a trial of earlier drivers has more seeds than every configuration gets."""
         self._recoded: set[int] = set()
         """Trials that train, or trained, with other code than they began with."""
+        self._outdated: set[int] = set()
+        """Trials that other code has trained than what trains now."""
         for earlier, point in self._find_earlier():
             study.observe(earlier, point)
         study.take_up(self._take_up(entry) for entry in ledger.walk())
@@ -149,7 +152,13 @@ class Sweep:
             self._has_raced |= entry.config.get("replicates", 1) > self.spec.replicates
             config = TrialConfig.from_dict(entry.config)
             code = find_code(config.task.name, config.model.name)
-            if entry.state in OPEN_TRIALS and entry.attempt and config.code != code:
+            if entry.state in OPEN_TRIALS:
+                is_mixed = entry.attempt > 0 and config.code != code
+            else:
+                is_mixed = entry.result is not None and entry.result.code != config.code
+                if entry.state in RANKED and config.code != code:
+                    self._outdated.add(entry.number)
+            if is_mixed and entry.state != "reused":
                 self._recoded.add(entry.number)
         self._put(entry)
         return entry
@@ -536,6 +545,13 @@ class Sweep:
                 "the package that brings the model or the task has changed since "
                 f"{_list(self._recoded)} began, and its new code goes on with what the old one "
                 "trained. Such results are reused nowhere; `eigensweep fork` trains anew"
+            )
+            found.append(Notice("code", words))
+        if self._outdated:
+            words = (
+                "the package that brings the model or the task has changed since "
+                f"{_list(self._outdated)} ended: the ranking has results of both codes. "
+                "`eigensweep fork` trains all anew"
             )
             found.append(Notice("code", words))
         return found

@@ -323,9 +323,10 @@ class ExperimentSummary(AnswerModel):
     best: TrialHead | None = Field(description="The first in the ranking so far")
     error: str | None = Field(description="Why it failed; in a list the last line of that")
     notices: list[NoticeNow] = Field(
-        description="Why its progress is slow now, such as a nearly full disk or a cordoned node,"
-        " or why it is not deleted or pruned yet; mostly empty. The answer about one "
-        "experiment also names webhooks that could not be told that it is over; lists do not"
+        description="Why its progress is slow now, such as a nearly full disk or a cordoned node, "
+        "why it is not deleted or pruned yet, or that different code of a package trained its "
+        "trials; mostly empty. The answer about one experiment also names webhooks that could not "
+        "be told that it is over; lists do not"
     )
     cancel_requested: bool = Field(description="Whether its state is `cancelling`")
     delivered: bool = Field(

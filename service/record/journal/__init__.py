@@ -15,7 +15,7 @@ from sqlalchemy import select, update
 
 from eigensweep.protocol import states
 from eigensweep.protocol.ledger import error_of_undone
-from eigensweep.protocol.messages import ConfigJson, Notice
+from eigensweep.protocol.messages import ConfigJson, Notice, NoticeKind
 from eigensweep.results.ranking import RANKED, UNRANKED, cost
 from eigensweep.results.trial_result import Outcome
 from eigensweep.service.record.errors import ConflictError
@@ -104,16 +104,26 @@ def move_experiment(
         raise ConflictError(f"an experiment that is {experiment.state} cannot become {following}")
     experiment.state = following
     if following in states.ENDED or following in ("queued", "paused", "deleting"):
-        told = (experiment.notices or ()) if following == "paused" else ()
-        experiment.notices = [each for each in told if each["kind"] == "failures"] or None
+        keep_notices(experiment, "code", "failures" if following == "paused" else "code")
     if following in states.ENDED or following == "paused":
         experiment.left_at = experiment.left_at or time.time()
     emit(rows, experiment, f"experiment.{kind}", **data)
 
 
+def keep_notices(experiment: ExperimentRow, *kinds: NoticeKind) -> None:
+    """Drop all notices of an experiment but those of some kinds."""
+    experiment.notices = [n for n in experiment.notices or () if n["kind"] in kinds] or None
+
+
 def record_notices(rows: RowSession, experiment: ExperimentRow, notices: Sequence[Notice]) -> None:
-    """Replace the notices of an experiment, with an event if they are others than before."""
+    """Replace the notices of an experiment, with an event if they are others than before.
+
+    Once it is over, what its driver said of the code that trained it stays.
+    """
     told = [notice.to_dict() for notice in notices] or None
+    if experiment.state in states.ENDED and told != experiment.notices:
+        kept = [each for each in experiment.notices or () if each["kind"] == "code"]
+        told = [*kept, *(each for each in told or () if each not in kept)] or None
     if told != experiment.notices:
         experiment.notices = told
         reason = "; ".join(notice.words for notice in notices) or None
