@@ -341,13 +341,13 @@ def _read_json(response: httpx2.Response) -> JsonObject:
 def _find_url() -> tuple[str, str]:
     """Return the address that the service of this home folder has written there, or the default.
 
-    And why nothing may be sent there: that service has ended, or the home that is named has none,
+    And why nothing may be sent there: that service has ended or is starting, the home has none,
     and another one may be at the default. Empty: all is well.
     """
     home, problem = find_home(), ""
     url = read_own_url(home)
     if url is None and (home / "service.json").exists():
-        problem = f"the service of {home} has ended"
+        problem = f"the service of {home} {'is starting' if _is_held(home) else 'has ended'}"
     elif url is None and _name_home():
         problem = f"no service has begun in {home}, which EIGENSWEEP_HOME names"
     return url or DEFAULT_URL, problem
@@ -385,6 +385,16 @@ def read_own_url(home: Path) -> str | None:
         return str(told["url"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _is_held(home: Path) -> bool:
+    """Return whether a process lives that has written into the lock file of a home folder."""
+    path = home / "service.lock"
+    try:
+        pid = int(path.read_text().removeprefix("process ").partition(",")[0])
+        return _lives(pid, path.stat().st_mtime, -inf)
+    except (OSError, ValueError):
+        return False
 
 
 def _lives(pid: int, written_at: float, after_boot: float) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import re
@@ -381,6 +382,13 @@ class TestRefusals:
         assert answer.status_code == status, answer.text
         assert answer.headers["Content-Type"] == "application/problem+json"
         assert answer.json()["detail"]
+
+    def test_a_compressed_body_is_refused_in_words(self, client, spec):
+        headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+        content = gzip.compress(json.dumps(spec()).encode())
+        answer = client.post("/v1/experiments", content=content, headers=headers)
+        assert answer.status_code == 415
+        assert answer.json()["detail"] == "send the body without a Content-Encoding; got 'gzip'"
 
     @pytest.mark.parametrize(
         ("body", "words"),

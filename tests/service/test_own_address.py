@@ -52,6 +52,14 @@ def test_no_token_goes_to_the_address_of_an_ended_service(home):
     assert read_own_url(home) is None
 
 
+def test_a_service_that_has_not_come_up_yet_has_not_ended(home):
+    change(home, pid=2**22 + 1)
+    for holder, words in ((os.getpid(), "is starting"), (2**22 + 1, "has ended")):
+        (home / "service.lock").write_text(f"process {holder}, started 2026-11-30 20:00:00")
+        with Connection() as connection, pytest.raises(ServiceAwayError, match=words):
+            connection.get("/readyz")
+
+
 def test_a_home_without_a_service_sends_nothing_to_another_ones(home, monkeypatch):
     empty = home / "mistyped"
     monkeypatch.setenv("EIGENSWEEP_HOME", f" {empty} ")

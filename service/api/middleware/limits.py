@@ -36,7 +36,7 @@ class BodyLimits:
 
     So 403 to a scope that is too small and 429 to a user who has `MOST_HELD` bytes here are
     answered before any of the body has come. Then it answers 413 to a body over `largest` bytes and
-    415 to one that is neither JSON nor YAML.
+    415 to one that is neither JSON nor YAML, or compressed.
 
     Bytes are counted as they arrive, so a missing or wrong Content-Length changes nothing. Nothing
     is parsed before the last byte has arrived.
@@ -116,6 +116,9 @@ class BodyLimits:
         body = await self._read(receive)
         if body is None:
             return problem(413, f"a body has at most {self._largest:,} bytes", headers=closed)
+        coding = headers.get("content-encoding", "identity").strip().lower()
+        if body and coding != "identity":
+            return problem(415, f"send the body without a Content-Encoding; got '{coding[:80]}'")
         kind = headers.get("content-type", "").split(";", 1)[0].strip().lower()
         if body and kind == YAML:
             try:
