@@ -159,9 +159,7 @@ class Call:
                 self._refuse(RefusedError(200, FOREIGN))
             raise
         except ServiceAwayError as error:
-            words = (
-                f"error: {error}\n  wait if it is starting, start one with `eigensweep serve`, "
-            )
+            words = f"error: {error}\n  wait if it is starting, start one with `eigensweep serve`, "
             problem = {"title": "The service is away", "detail": str(error)}
             self._end(f"{words}or give its address: --url", problem, FAILURE)
         except OSError as error:

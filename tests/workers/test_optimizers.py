@@ -443,3 +443,10 @@ def test_without_its_compiler_pytorchs_rules_are_the_same(kind):
             optimizer.step()
         found.append(w.detach())
     assert torch.equal(*found)
+
+
+def test_a_rule_that_makes_no_optimizer_is_refused_in_words():
+    with pytest.raises(
+        TypeError, match="'main' has to return"
+    ):
+        Optimizers(own_rule(lambda groups: 3), OptimizerConfig())

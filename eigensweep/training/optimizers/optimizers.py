@@ -154,6 +154,11 @@ def _build_kind(groups: list[UpdatedGroup], config: OptimizerConfig) -> Optimize
     ]
     if (rule := groups[0].rule) is not None:
         made = rule(parts)
+        if not isinstance(made, Optimizer):
+            raise TypeError(
+                f"the rule of group '{groups[0].name}' has to return a torch.optim.Optimizer; "
+                f"it returned {type(made).__name__}"
+            )
         if not all("factor" in group for group in made.param_groups):
             raise ValueError(
                 f"the rule of group '{groups[0].name}' makes groups of its own, without the "

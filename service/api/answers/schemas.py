@@ -19,6 +19,7 @@ from eigensweep.common.direction import Better
 from eigensweep.common.made_of import MadeOf
 from eigensweep.protocol.messages import ConfigJson, Notice, NoticeKind, Place, SpecJson
 from eigensweep.protocol.states import ENDED, ExperimentState, TrialState
+from eigensweep.results.ranking import RANKED
 from eigensweep.results.statistics import Summary
 from eigensweep.results.trial_result import Metrics, summarize_stored
 from eigensweep.search_spaces.checks.preview import ArmMemory
@@ -448,7 +449,7 @@ class Views:
                 name: result.get(name)
                 for name in ("best_step", "baseline", "parameters", "seconds")
             },
-            error=WITHOUT_VALUE if row.state == "completed" and row.value is None else row.error,
+            error=WITHOUT_VALUE if row.state in RANKED and row.value is None else row.error,
             reopened_for=None if row.earlier is None else row.earlier["reason"],
             usage=UsageNow.made_of(row),
         )
