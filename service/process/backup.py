@@ -44,6 +44,7 @@ from eigensweep.common.aside import call_aside
 from eigensweep.common.private_folders import keep_secret, require_private
 from eigensweep.protocol.states import OPEN_TRIALS
 from eigensweep.search_spaces.labels import say_count
+from eigensweep.service.process.home import UNFINISHED, require_whole
 from eigensweep.service.process.locking import hold_alone
 from eigensweep.service.record import migrations
 from eigensweep.service.record.sql import copying, database
@@ -73,6 +74,8 @@ CHUNK: Final = 1 << 20
 FETCHES: Final = 16
 """Trials that are fetched from an object store at once."""
 TIME_IN_NAME: Final = "%Y%m%d-%H%M%S"
+PARTIAL: Final = ".partial"
+"""What the name of a backup ends with until it is whole."""
 ANY_TIME: Final = "????????-??????"
 
 
@@ -187,12 +190,13 @@ def name_by_time(folder: Path, settings: Settings) -> Path:
 def remove_older(made: Path, home: Path, keep: int) -> list[Path]:
     """Remove all but the newest `keep` backups of a home, from the folder of the one just made.
 
-    Those with a later name are from when the clock was ahead, and go first. Returns what was
-    removed.
+    Those with a later name are from when the clock was ahead, and go first. What backups of this
+    home have left that were killed goes, too. Returns the whole ones that were removed.
     """
     found = made.parent.glob(_name(home, ANY_TIME))
     older = sorted(found, key=lambda path: (path.name <= made.name, path.name))[:-keep]
-    for path in older:
+    partial = made.parent.glob(_name(home, ANY_TIME) + PARTIAL)
+    for path in (*older, *(each for each in partial if each.name < made.name)):
         path.unlink(missing_ok=True)
     return older
 
@@ -414,7 +418,7 @@ def _list_files(folder: Path) -> list[Path]:
 @contextmanager
 def _write_new(file: Path) -> Iterator[IO[bytes]]:
     """Lend a new file for this user alone, which gets its name when it is whole."""
-    partial = file.with_name(file.name + ".partial")
+    partial = file.with_name(file.name + PARTIAL)
     with suppress(FileNotFoundError):
         partial.unlink()
     try:
@@ -558,12 +562,14 @@ def restore(
             stack.enter_context(_put_into_database(folder / RECORD, database_url))
         if storage is not None:
             _put_into_store(folder / "storage", _find_within(storage, home, folder))
+        (folder / UNFINISHED).touch()
         os.replace(folder, home)  # takes the place of an empty folder
         try:
             stack.close()  # the database has the record from now on
         except BaseException:
             os.replace(home, folder)
             raise
+        (home / UNFINISHED).unlink()
     return manifest
 
 
@@ -576,6 +582,7 @@ def _find_within(storage: str, home: Path, made: Path) -> str:
 
 
 def _require_empty(folder: Path, option: str) -> None:
+    require_whole(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BackupError(
             f"{folder} is not empty, and a backup is restored into a new folder only: choose "
@@ -588,14 +595,15 @@ def _put_into_database(record: Path, url: str) -> Iterator[None]:
     """Move the record's file into PostgreSQL; nothing is there before the block ends well."""
     ours = f"sqlite:///{record}"
     migrations.migrate(ours)
-    migrations.migrate(url)
-    with database.engine(url).begin() as target:
-        if (table := copying.find_table_with_rows(target)) is not None:
+    with database.engine(url).connect() as target:
+        if (table := copying.find_table_in_use(target)) is not None:
             place = database.show_place(url)
             raise BackupError(
-                f"the database at {place} has rows (in its table '{table}'), and a record is "
-                "restored into an empty one only: make one with `createdb`"
+                f"the database at {place} is not empty (it has the table '{table}'), and a record "
+                "is restored into an empty one only: make one with `createdb`"
             )
+    migrations.migrate(url)
+    with database.engine(url).begin() as target:
         with database.engine(ours).connect() as source:
             copying.copy_rows(source, target)
         database.engine(ours).dispose()
@@ -611,8 +619,14 @@ def _put_into_store(copied: Path, place: str) -> None:
             return
         _require_empty(folder, "--storage")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for each in sorted(copied.iterdir()) if copied.exists() else ():
-            shutil.move(each, folder / each.name)
+        try:
+            for each in sorted(copied.iterdir()) if copied.exists() else ():
+                shutil.move(each, folder / each.name)
+        except shutil.Error as error:  # of each file that could not be copied
+            raise BackupError(
+                f"checkpoints and curves cannot be written to {folder}, which has a part of them "
+                f"now; remove that: {error.args[0][0][-1]}"
+            ) from error
         return
     store = Store(place)
     if next(store.files.sizes(), None) is not None:

@@ -37,6 +37,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from eigensweep.common.private_folders import UnsafeFolderError, require_private
 from eigensweep.common.variables import describe_unknown, find_unknown
 from eigensweep.search_spaces.labels import say_count
+from eigensweep.service.process.home import require_whole
 from eigensweep.service.process.ports import listen
 from eigensweep.service.settings import (
     Mlflow,
@@ -332,6 +333,10 @@ def check_folders(context: Context) -> Iterator[Finding]:
     from eigensweep.common.private_folders import cache_folder
 
     settings = context.settings
+    try:
+        require_whole(settings.home)
+    except StartError as error:
+        yield Finding("problem", "home", str(error), "until then the service does not start")
     for name, folder in (("home", settings.home), ("compiled steps", cache_folder())):
         yield _look_at_rights(name, folder)
     for name, folder in settings.disk_folders.items():

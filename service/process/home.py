@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import psutil  # type: ignore[import-untyped]
 from filelock import FileLock, Timeout
@@ -26,6 +27,9 @@ from eigensweep.service.counters import RESTARTS
 from eigensweep.service.settings import StartError
 
 logger = logging.getLogger(__name__)
+
+UNFINISHED: Final = "restore.unfinished"
+"""The file that marks a home folder while its record is being restored into a database."""
 
 
 @dataclass
@@ -62,6 +66,15 @@ class Watcher:
         )
 
 
+def require_whole(home: Path) -> None:
+    """Raise StartError if a restore was killed before the database had the record."""
+    if (home / UNFINISHED).exists():
+        raise StartError(
+            f"the restore into {home} was cut off, so its record may be missing: remove that "
+            "folder, and restore the backup again"
+        )
+
+
 @contextmanager
 def hold(home: Path) -> Iterator[Watcher]:
     """Hold the home folder for this process, with a guard over all that the process starts.
@@ -69,8 +82,8 @@ def hold(home: Path) -> Iterator[Watcher]:
     If an earlier service and its guard were both killed, what they left running is ended first.
 
     Raises:
-        StartError: if another service holds it, it cannot be made or written, or is not this
-            user's alone.
+        StartError: if another service holds it, it cannot be made or written, is not this user's
+            alone, or was not restored to the end.
     """
     path = home / "service.lock"
     # The kernel's lock: it ends with this process, however the process ends. Where a file system
@@ -79,6 +92,7 @@ def hold(home: Path) -> Iterator[Watcher]:
     try:
         make_private(home)
         require_own(home, but="ray")  # which was everybody's in earlier versions, and is made anew
+        require_whole(home)
         lock.acquire(blocking=False)
     except Timeout as error:
         holder = path.read_text(errors="replace").strip()

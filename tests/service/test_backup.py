@@ -25,7 +25,7 @@ from helpers import s3
 from helpers.schema_of_0_2 import make_schema_of_0_2
 from helpers.waiting import PATIENCE, wait_until
 from orders import make_order
-from sqlalchemy import text
+from sqlalchemy import inspect, text
 from sqlalchemy.dialects.postgresql.base import PGDialect
 from sqlalchemy.exc import OperationalError
 from typer.testing import CliRunner
@@ -37,12 +37,14 @@ from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.process import backup
 from eigensweep.service.process.backup import BackupError, back_up, restore
+from eigensweep.service.process.checkup import Context, check_folders
+from eigensweep.service.process.home import hold
 from eigensweep.service.process.locking import hold_alone
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.migrations import RecordUnusableError, migrate
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.sql import copying, database
-from eigensweep.service.settings import Settings
+from eigensweep.service.settings import Settings, StartError
 from eigensweep.store.checkpoints import Store, replicate_key
 from eigensweep.training.attempt import Attempt
 
@@ -357,7 +359,7 @@ class TestRefusals:
         post(settings)
         back_up(settings, file)
         other = Record(postgresql_url).add(ExperimentSpec.model_validate(CONTENT))[0].id
-        with pytest.raises(BackupError, match=r"has rows \(in its table 'experiments'\)"):
+        with pytest.raises(BackupError, match=r"it has the table '(audit|experiments)'"):
             restore(file, home, postgresql_url)
         assert Record(postgresql_url).row(other).state == "queued"
         assert len(Record(postgresql_url).experiments()) == 1
@@ -368,6 +370,66 @@ class TestRefusals:
             with pytest.raises(BackupError, match="not empty"):
                 restore(file, home, storage=place)
         assert not home.exists()
+
+    def test_a_refused_database_is_not_brought_up_to_date(
+        self, settings, tmp_path, bare_postgresql_url
+    ):
+        post(settings)
+        back_up(settings, tmp_path / "b.tar.gz")
+        with database.engine(bare_postgresql_url).begin() as connection:
+            make_schema_of_0_2(connection)
+        with pytest.raises(BackupError, match="is not empty"):
+            restore(tmp_path / "b.tar.gz", tmp_path / "copy", bare_postgresql_url)
+        with database.engine(bare_postgresql_url).begin() as connection:
+            version = text("SELECT version_num FROM alembic_version")
+            assert connection.scalar(version) == "0023"
+
+    def test_a_table_of_somebody_else_is_no_empty_database(
+        self, settings, tmp_path, bare_postgresql_url
+    ):
+        post(settings)
+        back_up(settings, tmp_path / "b.tar.gz")
+        with database.engine(bare_postgresql_url).begin() as connection:
+            connection.execute(text("CREATE TABLE important (id int)"))
+        with pytest.raises(BackupError, match="it has the table 'important'"):
+            restore(tmp_path / "b.tar.gz", tmp_path / "copy", bare_postgresql_url)
+        with database.engine(bare_postgresql_url).connect() as connection:
+            assert inspect(connection).get_table_names() == ["important"]
+
+    def test_a_home_whose_restore_was_cut_off_is_not_used(
+        self, settings, tmp_path, postgresql_url, monkeypatch
+    ):
+        file, home = tmp_path / "b.tar.gz", tmp_path / "copy"
+        post(settings)
+        back_up(settings, file)
+
+        def die(there: Path, here: Path) -> None:
+            shutil.copytree(there, here)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", die)
+            with pytest.raises(KeyboardInterrupt):
+                restore(file, home, postgresql_url)
+        with pytest.raises(StartError, match="was cut off"), hold(home):
+            pass
+        with pytest.raises(StartError, match="remove that folder, and restore"):
+            restore(file, home, postgresql_url)
+        (finding, *_) = check_folders(Context(settings.model_copy(update={"home": home}), None))
+        assert (finding.state, "was cut off" in finding.detail) == ("problem", True)
+        shutil.rmtree(home)
+        restore(file, home, postgresql_url)
+        assert [path.name for path in home.iterdir() if "restore" in path.name] == []
+
+    def test_a_full_disk_of_checkpoints_is_told_in_words(self, settings, tmp_path, monkeypatch):
+        def refuse(there: Path, here: Path) -> None:
+            raise shutil.Error([(there, here, "[Errno 28] No space left on device")])
+
+        drive(settings, post(settings, steps=10))
+        back_up(settings, tmp_path / "b.tar.gz")
+        monkeypatch.setattr(shutil, "move", refuse)
+        with pytest.raises(BackupError, match=r"has a part of them now; .*: \[Errno 28\] No space"):
+            restore(tmp_path / "b.tar.gz", tmp_path / "copy", storage=str(tmp_path / "store"))
 
     def test_a_database_that_fails_at_the_end_leaves_all_as_it_was(
         self, settings, tmp_path, postgresql_url, monkeypatch
@@ -494,13 +556,13 @@ class TestHoldingPostgresqlStill:
         posted = threading.Thread(target=record.add, args=(spec,))
         with copying.see_one_moment(postgresql_url) as moment:
             with copying.nobody_writes(postgresql_url, PATIENCE):
-                assert copying.find_table_with_rows(moment) is None
+                assert copying.find_table_in_use(moment) is None
                 posted.start()
                 wait_until(lambda: count_waiting(postgresql_url) == 1)
                 assert record.experiments() == []
             posted.join(PATIENCE)
             assert len(record.experiments()) == 1
-            assert copying.find_table_with_rows(moment) is None
+            assert copying.find_table_in_use(moment) is None
 
     def test_it_gives_up_where_somebody_writes_and_spoils_nothing(self, postgresql_url):
         with database.engine(postgresql_url).begin() as writer:
@@ -525,6 +587,8 @@ class TestCommands:
         folder = tmp_path / "backups"
         folder.mkdir()
         (folder / "mine.tar.gz").touch()
+        mark = keep_secret(settings.home / "backup.mark")[:6]
+        (folder / f"eigensweep-19691231-235900-{mark}.tar.gz.partial").touch()  # it was killed
         minutes = [0, 1, 2, 3, 9_999, 1_440, 2_880]  # once the clock was ahead
         moments = [time.gmtime(60 * minute) for minute in minutes]
         monkeypatch.setattr(backup.time, "gmtime", lambda: moments.pop(0))
@@ -532,7 +596,6 @@ class TestCommands:
             made = CliRunner().invoke(command_line, ["backup", str(folder), "--keep", "2"])
             assert made.exit_code == 0, made.output
         assert "removed: " in made.output
-        mark = (settings.home / "backup.mark").read_text()[:6]
         assert sorted(path.name for path in folder.iterdir()) == [
             f"eigensweep-19700101-000200-{mark}.tar.gz",
             f"eigensweep-19700101-000300-{mark}.tar.gz",

@@ -446,7 +446,5 @@ def test_without_its_compiler_pytorchs_rules_are_the_same(kind):
 
 
 def test_a_rule_that_makes_no_optimizer_is_refused_in_words():
-    with pytest.raises(
-        TypeError, match="'main' has to return"
-    ):
+    with pytest.raises(TypeError, match="'main' has to return"):
         Optimizers(own_rule(lambda groups: 3), OptimizerConfig())
