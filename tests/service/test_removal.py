@@ -22,7 +22,7 @@ from eigensweep.service.queue import deletions
 from eigensweep.service.queue.deletions import DeletionHandler
 from eigensweep.service.queue.jobs import JobRunner
 from eigensweep.service.record.changes import control as removing
-from eigensweep.service.record.errors import ExperimentNotFoundError
+from eigensweep.service.record.errors import ConflictError, ExperimentNotFoundError
 from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
@@ -100,6 +100,38 @@ class TestDeliver:
         record.cancel(id)
         assert client.post(f"/v1/experiments/{id}/deliver").json()["delivered"]
         assert record.claim(id) is None
+
+
+class TestWarmStart:
+    @pytest.fixture
+    def search(self, ledger: RecordLedger) -> dict[str, Any]:
+        space = {"optimizer.lr": {"low": 1e-4, "high": 1e-1, "log": True}}
+        sources = ["0another", ledger.experiment_id]
+        return {"method": "tpe", "trials": 2, "space": space, "warm_start": sources}
+
+    def test_a_source_stays_until_the_searches_are_over(self, client, record, spec, search, ledger):
+        content = ExperimentSpec.model_validate(spec(search=search))
+        paused, running = (record.add(content)[0].id for _ in range(2))
+        record.pause(paused)
+        record.claim(running)
+        other, source = play(record, spec()).experiment_id, ledger.experiment_id
+        asked = {"action": "delete", "ids": [source, other], "confirm": True}
+        refused, done = client.post("/v1/experiments/bulk", json=asked).json()["items"]
+        assert (refused["state"], done["state"]) == ("completed", "deleting")
+        assert f"the search of {paused}, {running} starts from" in refused["problem"]
+        path = f"/v1/experiments/{source}/delete"
+        for id in (running, paused):
+            assert client.post(path, json={"confirm": True}).status_code == 409
+            record.cancel(id)
+        assert client.post(path, json={"confirm": True}).status_code == 202
+
+    def test_each_database_finds_them(self, each_url, spec, search):
+        record = Record(each_url)
+        source = play(record, spec()).experiment_id
+        search = {**search, "warm_start": ["0another", source]}
+        record.add(ExperimentSpec.model_validate(spec(search=search)))
+        with pytest.raises(ConflictError, match="wait for its end, or cancel it first"):
+            record.delete(source)
 
 
 class Deleter:

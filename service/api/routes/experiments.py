@@ -390,7 +390,8 @@ ACTS: Final[dict[Action, _Act]] = {
         """Remove an experiment that is over: its runs in MLflow, its checkpoints and rows.
 
         It is `deleting` until all of it is gone, and then it is answered 404. What other
-        experiments took over from it they keep as numbers, without its weights.
+        experiments took over from it they keep as numbers, without its weights. While one that is
+        not over names it in `search.warm_start`, it is answered 409.
         """,
         DeleteRequest,
     ),

@@ -9,10 +9,14 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import Text, cast, delete, select, update
 
 from eigensweep.protocol.states import ACTIONS, DONE, DRIVEN, Action
-from eigensweep.service.record.errors import ExperimentNotFoundError, WrongStateError
+from eigensweep.service.record.errors import (
+    ConflictError,
+    ExperimentNotFoundError,
+    WrongStateError,
+)
 from eigensweep.service.record.journal import emit, end_experiment, move_experiment
 from eigensweep.service.record.leadership import Leadership
 from eigensweep.service.record.sql import database
@@ -121,9 +125,13 @@ class Control(Queries):
 
         From now on its drivers may write no more, and it cannot come back. Once more changes
         nothing.
+
+        Raises:
+            ConflictError: if the search of an experiment that goes on starts from it.
         """
         experiment = lock(rows, id)
         if not was_done(experiment, "delete"):
+            _check_warm_starts(rows, id)
             move_experiment(rows, experiment, "deleting")
             experiment.generation += 1
             now = time.time()
@@ -193,3 +201,15 @@ def was_done(experiment: ExperimentRow, action: Action) -> bool:
     if experiment.state not in ACTIONS[action]:
         raise WrongStateError(experiment.id, experiment.state, action)
     return False
+
+
+def _check_warm_starts(rows: RowSession, id: str) -> None:
+    """Refuse to delete what drivers have still to read: each one reads it at its start."""
+    sources = cast(ExperimentRow.spec["search"]["warm_start"], Text)
+    goes_on = ExperimentRow.state.in_(ACTIONS["cancel"])
+    query = select(ExperimentRow.id).where(goes_on, sources.contains(f'"{id}"', autoescape=True))
+    if found := rows.execute(query.order_by(ExperimentRow.id)).scalars().all():
+        raise ConflictError(
+            f"the search of {', '.join(found)} starts from experiment {id} (search.warm_start) and "
+            "is not over; wait for its end, or cancel it first"
+        )
