@@ -24,8 +24,10 @@ class Lab:
     """An experiment, and a clock that a test sets."""
 
     def __init__(self, record: Any, content: dict[str, Any], monkeypatch: Any) -> None:
-        self.record, self.ahead, clock = record, 0.0, time.time
-        monkeypatch.setattr(time, "time", lambda: clock() + self.ahead)
+        self.record, self.ahead, self.leapt = record, 0.0, 0.0
+        clock, steady = time.time, time.monotonic
+        monkeypatch.setattr(time, "time", lambda: clock() + self.ahead + self.leapt)
+        monkeypatch.setattr(time, "monotonic", lambda: steady() + self.ahead)
         self.spec = ExperimentSpec.model_validate(content)
         self.id = record.add(self.spec)[0].id
 
@@ -123,6 +125,34 @@ def test_a_night_in_which_its_driver_was_dead_is_no_work(lab):
     assert lab.spent == pytest.approx(90, abs=30)
     again.interrupt(0, 1, "its driver was lost")
     assert lab.record.row(lab.id).trial_seconds == pytest.approx(60, abs=30)
+
+
+@pytest.mark.parametrize("hours", [8, -8])
+def test_a_leap_of_the_clock_is_no_work(lab, hours):
+    """As where a laptop was suspended, or somebody set its clock."""
+    ledger = lab.work(30)
+    ledger.open(0, "scornn", {}, {"training": {"steps": 100}}, "h")
+    ledger.begin(0)
+    lab.record.pause(lab.id)
+    for write in (lambda: ledger.report(0, 1, 10, {"objective": 1.0}, PLACE), ledger.pause):
+        lab.wait(60)
+        lab.leapt += hours * HOUR
+        write()
+    lab.record.resume(lab.id)
+    lab.work(0)
+    assert lab.spent == pytest.approx(150, abs=30)
+    assert lab.record.row(lab.id).trial_seconds == pytest.approx(120, abs=30)
+
+
+def test_a_leap_after_the_end_is_left_out_once(lab):
+    ledger = lab.work(600)
+    lab.record.cancel(lab.id)
+    ledger.end("cancelled")
+    lab.leapt += 8 * HOUR
+    ledger.set_tracked()
+    lab.record.extend(lab.id, lab.spec)
+    lab.work(60)
+    assert lab.spent == pytest.approx(660, abs=30)
 
 
 def test_hours_in_which_no_driver_can_be_launched_are_no_work(lab, launcher, monkeypatch):

@@ -30,6 +30,8 @@ CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock(1_000_000.0)
     monkeypatch.setattr(time, "time", made)
+    steady = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: steady() + made.now)
     return made
 
 

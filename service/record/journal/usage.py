@@ -22,6 +22,11 @@ from eigensweep.service.record.sql.tables import AttemptRow, ExperimentRow, Tria
 _RUNNING: Final = select(AttemptRow.__table__).where(
     AttemptRow.experiment_id == bindparam("id"), AttemptRow.ended_at.is_(None)
 )
+LEAP_SECONDS: Final = 60.0
+"""By how much a clock leaps at least where its machine was suspended, or somebody set it."""
+_leads: Final[dict[tuple[str, int], float]] = {}
+"""How far the clock is ahead of `time.monotonic`, for each experiment and generation that this
+process drives."""
 
 
 def devices_of(spec: SpecJson, lanes: int | None = None) -> tuple[float, float]:
@@ -55,6 +60,24 @@ def leave_out(rows: RowSession, experiment: ExperimentRow, since: float, reason:
         trial = rows.get_one(TrialRow, (experiment.id, attempt.number))
         count_use(rows, trial, attempt, last)
         attempt.ended_at, attempt.reason = last, reason
+
+
+def leave_out_leap(rows: RowSession, experiment: ExperimentRow) -> None:
+    """Count no time that the clock of this driver leapt over since the driver's last write.
+
+    A suspended machine does no work, and `time.monotonic` stands still there.
+    """
+    lead = time.time() - time.monotonic()
+    key = experiment.id, experiment.generation
+    leap = lead - _leads.setdefault(key, lead)
+    if abs(leap) < LEAP_SECONDS or experiment.left_at is not None:
+        return
+    _leads[key] = lead
+    experiment.idle_seconds += leap
+    experiment.claimed_at = (experiment.claimed_at or 0.0) + leap
+    for attempt in rows.get_all(AttemptRow, _RUNNING, {"id": experiment.id}):
+        attempt.counted_at = (attempt.counted_at or attempt.started_at) + leap
+    rows.flush()  # trials are also read in parts
 
 
 def count_use(

@@ -12,6 +12,7 @@ from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
 from eigensweep.protocol.ledger import StaleWriteError, SupersededError
+from eigensweep.service.record.journal.usage import leave_out_leap
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.rows import RowSession
 from eigensweep.service.record.sql.tables import ExperimentRow, TrialRow
@@ -89,6 +90,7 @@ def _fence(
         def work(rows: RowSession) -> T:
             experiment = rows.get_one(ExperimentRow, self.experiment_id, lock=True)
             self.check_generation(experiment.generation)
+            leave_out_leap(rows, experiment)
             return method(self, rows, experiment, *args, **kwargs)
 
         return write(self.url, work, self.patience)
