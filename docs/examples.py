@@ -10,7 +10,7 @@ import tempfile
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from math import exp
+from math import exp, inf
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -125,6 +125,7 @@ def _open_service() -> Iterator[tuple[TestClient, Record, list[float]]]:
     with (
         tempfile.TemporaryDirectory() as folder,
         patch("time.time", lambda: now[0]),
+        patch("eigensweep.service.record.journal.usage.LEAP_SECONDS", inf),
         patch("secrets.choice", lambda signs: signs[-1]),
         patch("eigensweep.service.settings.version", lambda _: PROJECT["version"]),
     ):

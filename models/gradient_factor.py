@@ -10,7 +10,10 @@ from eigensweep.common.autograd import Function
 
 
 def multiply_gradient(x: Tensor, factor: float) -> Tensor:
-    """Return x, through which a gradient passes times `factor`."""
+    """Return x, through which a gradient passes times `factor`.
+
+    It is a view of x, so change nothing in place there. It has no forward derivative.
+    """
     if factor == 1 or not x.is_floating_point():
         return x
     return _Factor.apply(x, factor)  # type: ignore[no-untyped-call]

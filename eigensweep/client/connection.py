@@ -106,7 +106,7 @@ class Connection:
     _process: int | None = None
     """Id of the process that opened the connection; None: every process may use it."""
     _end: str = ""
-    """Why nothing may be sent to this address: its service has ended."""
+    """Why nothing may be sent to this address."""
 
     def __init__(
         self, url: str | None = None, token: str | None = None, *, timeout: float = 30.0
@@ -347,7 +347,9 @@ def _find_url() -> tuple[str, str]:
     home, problem = find_home(), ""
     url = read_own_url(home)
     if url is None and (home / "service.json").exists():
-        problem = f"the service of {home} {'is starting' if _is_held(home) else 'has ended'}"
+        problem = (
+            f"the service of {home} {'is starting: wait for it' if _is_held(home) else 'has ended'}"
+        )
     elif url is None and _name_home():
         problem = f"no service has begun in {home}, which EIGENSWEEP_HOME names"
     return url or DEFAULT_URL, problem

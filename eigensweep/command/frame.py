@@ -159,9 +159,9 @@ class Call:
                 self._refuse(RefusedError(200, FOREIGN))
             raise
         except ServiceAwayError as error:
-            words = f"error: {error}\n  wait if it is starting, start one with `eigensweep serve`, "
+            words = f"error: {error}\n  start one with `eigensweep serve`, or give its address: "
             problem = {"title": "The service is away", "detail": str(error)}
-            self._end(f"{words}or give its address: --url", problem, FAILURE)
+            self._end(f"{words}--url", problem, FAILURE)
         except OSError as error:
             if error.filename is None:  # not a file of `--out`
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):

@@ -29,7 +29,8 @@ def keep_freed_memory() -> None:
 def use_one_heap() -> None:
     """Let all threads of this process share one heap, also for large blocks, which is kept.
 
-    For a process that only trains, before it has other threads. Else glibc gives blocks of more
+    For a process that only trains, before it has other threads, and before `keep_freed_memory`,
+    which changes nothing afterwards. Else glibc gives blocks of more
     than 32 MB back at once, and those of other threads in parts of 64 MB: a third of the time of
     LT-RNN over 1,500 steps.
     """

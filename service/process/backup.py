@@ -212,6 +212,7 @@ def _read_mark(home: Path) -> str:
 
 
 def _require_record(settings: Settings) -> None:
+    require_whole(settings.home)
     if settings.database_url is None and not (settings.home / RECORD).exists():
         raise BackupError(
             f"there is no record in {settings.home}; set EIGENSWEEP_HOME to the home folder of "
@@ -562,14 +563,15 @@ def restore(
             stack.enter_context(_put_into_database(folder / RECORD, database_url))
         if storage is not None:
             _put_into_store(folder / "storage", _find_within(storage, home, folder))
-        (folder / UNFINISHED).touch()
+        if database_url is not None:
+            (folder / UNFINISHED).touch()
         os.replace(folder, home)  # takes the place of an empty folder
         try:
             stack.close()  # the database has the record from now on
         except BaseException:
             os.replace(home, folder)
             raise
-        (home / UNFINISHED).unlink()
+        (home / UNFINISHED).unlink(missing_ok=True)
     return manifest
 
 
@@ -623,9 +625,10 @@ def _put_into_store(copied: Path, place: str) -> None:
             for each in sorted(copied.iterdir()) if copied.exists() else ():
                 shutil.move(each, folder / each.name)
         except shutil.Error as error:  # of each file that could not be copied
+            for each in folder.iterdir():
+                shutil.rmtree(each, ignore_errors=True)
             raise BackupError(
-                f"checkpoints and curves cannot be written to {folder}, which has a part of them "
-                f"now; remove that: {error.args[0][0][-1]}"
+                f"checkpoints and curves cannot be written to {folder}: {error.args[0][0][-1]}"
             ) from error
         return
     store = Store(place)

@@ -71,7 +71,7 @@ def require_whole(home: Path) -> None:
     if (home / UNFINISHED).exists():
         raise StartError(
             f"the restore into {home} was cut off, so its record may be missing: remove that "
-            "folder, and restore the backup again"
+            "folder, empty the store and the database that were named, and restore it again"
         )
 
 

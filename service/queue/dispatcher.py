@@ -86,7 +86,7 @@ class _Supervised:
     over_since: float | None = None
     """Time, by the dispatcher's clock, at which it was first seen to have ended."""
     is_told: bool = False
-    """Whether its notices say already why something of it waits."""
+    """Whether its notices say already why it is not delivered."""
     is_leaving: bool = False
     """Whether its driver was shut out, because there are too many that only deliver."""
     failure: str = ""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from sqlalchemy import Row, func, or_, select
+from sqlalchemy import Row, Text, cast, func, or_, select
 from sqlalchemy.orm import Session
 
 from eigensweep.common import traces
@@ -134,11 +134,12 @@ class Record(Reopening, Retention):
         """Return the experiments that have or need a driver and are not queued, oldest first.
 
         Each is an `id`; `is_over`: it has ended, and its driver only has to bring MLflow up to
-        date; `is_told`: its notices say why something of it waits; and `is_asked`: it is to be
+        date; `is_told`: its notices say why it is not delivered; and `is_asked`: it is to be
         paused or cancelled.
         """
         is_over = ExperimentRow.state.in_(ENDED).label("is_over")
-        is_told = ExperimentRow.notices.is_not(None).label("is_told")
+        told = cast(ExperimentRow.notices, Text).contains('"delivery"')
+        is_told = func.coalesce(told, False).label("is_told")
         is_asked = ExperimentRow.state.in_(("pausing", "cancelling")).label("is_asked")
         query = (
             select(ExperimentRow.id, is_over, is_told, is_asked)

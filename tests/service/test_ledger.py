@@ -72,10 +72,11 @@ class TestRecordLedger:
         ledger.record_notices([mixed, Notice("disk", "nearly full")])
         ledger.end("completed")
         assert record.row(ledger.experiment_id).notices == [mixed.to_dict()]
-        for told in ([away], [mixed, away]):
-            ledger.record_notices(told)
-            known = record.row(ledger.experiment_id).notices
-            assert known == [mixed.to_dict(), away.to_dict()]
+        assert not record.list_unfinished()[0].is_told, "nothing of its delivery"
+        ledger.record_notices([away])
+        known = record.row(ledger.experiment_id).notices
+        assert known == [mixed.to_dict(), away.to_dict()]
+        assert record.list_unfinished()[0].is_told
         ledger.set_tracked()
         assert record.row(ledger.experiment_id).notices == [mixed.to_dict()]
 

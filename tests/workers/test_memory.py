@@ -35,7 +35,7 @@ use_one_heap()
 together = Barrier(3)
 
 def train():
-    for _ in range(4):
+    for _ in range(24):
         together.wait()
         blocks = [torch.ones(12 << 20), *(torch.ones(1 << 20) for _ in range(30))]
         together.wait()
@@ -49,8 +49,8 @@ def step():
 threads = [Thread(target=train) for _ in range(2)]
 for each in threads:
     each.start()
-first, second, third, last = [step() for _ in range(4)]
-print(last - second)
+faults = [step() for _ in range(24)]
+print(faults[-1] - faults[11])
 """
 
 
@@ -60,7 +60,7 @@ def test_large_blocks_and_those_of_threads_are_kept():
         [sys.executable, "-c", IN_THREADS], check=True, capture_output=True, text=True
     )
     block = (12 << 22) // resource.getpagesize()  # 48 MB: glibc keeps none so large by itself
-    assert int(run.stdout) < block / 2
+    assert int(run.stdout) < 3 * block, "two threads, twelve rounds: 24 such blocks"
 
 
 @pytest.mark.slow

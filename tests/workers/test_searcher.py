@@ -164,7 +164,10 @@ class TestEveryConfigurationOnce:
         assert (goes_on.kind, of_before.kind) == ("code", "code")
         assert "has changed since trial 1 began" in goes_on.words
         assert "reused nowhere" in goes_on.words
-        assert "since trial 0 ended: the ranking has results of both codes" in of_before.words
+        assert (
+            "since trial 0 ended. What trains since has the new code, and is ranked"
+            in of_before.words
+        )
 
     def test_a_trial_whose_process_had_other_code_is_named(self, tmp_path, monkeypatch):
         monkeypatch.setitem(MODELS._codes, "scornn", "aaaa")

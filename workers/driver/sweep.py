@@ -550,8 +550,8 @@ class Sweep:
         if self._outdated:
             words = (
                 "the package that brings the model or the task has changed since "
-                f"{_list(self._outdated)} ended: the ranking has results of both codes. "
-                "`eigensweep fork` trains all anew"
+                f"{_list(self._outdated)} ended. What trains since has the new code, and is ranked "
+                "with them; `eigensweep fork` trains all with the new code"
             )
             found.append(Notice("code", words))
         return found

@@ -449,7 +449,8 @@ class Views:
                 name: result.get(name)
                 for name in ("best_step", "baseline", "parameters", "seconds")
             },
-            error=WITHOUT_VALUE if row.state in RANKED and row.value is None else row.error,
+            error=row.error
+            or (WITHOUT_VALUE if row.state in RANKED and row.value is None else None),
             reopened_for=None if row.earlier is None else row.earlier["reason"],
             usage=UsageNow.made_of(row),
         )

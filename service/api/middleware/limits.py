@@ -116,7 +116,7 @@ class BodyLimits:
         body = await self._read(receive)
         if body is None:
             return problem(413, f"a body has at most {self._largest:,} bytes", headers=closed)
-        coding = headers.get("content-encoding", "identity").strip().lower()
+        coding = headers.get("content-encoding", "").strip().lower() or "identity"
         if body and coding != "identity":
             return problem(415, f"send the body without a Content-Encoding; got '{coding[:80]}'")
         kind = headers.get("content-type", "").split(";", 1)[0].strip().lower()

@@ -246,7 +246,7 @@ def _explain(service: Service, row: ExperimentRow, waiting: int, driven: int) ->
         return f"it is tried again: {problem}"
     if row.state != "paused" and (away := service.dispatcher.away) is not None:
         return away
-    notices = "; ".join(notice["words"] for notice in row.notices or ())
+    notices = "; ".join(n["words"] for n in row.notices or () if n["kind"] != "code")
     if row.state == "queued":
         most, wanted = service.dispatcher.max_experiments, service.settings.max_experiments
         turn = (

@@ -120,12 +120,11 @@ def record_notices(rows: RowSession, experiment: ExperimentRow, notices: Sequenc
 
     Once it is over, what its driver said of the code that trained it stays.
     """
-    told = [notice.to_dict() for notice in notices] or None
-    if experiment.state in states.ENDED and told != experiment.notices:
-        kept = [each for each in experiment.notices or () if each["kind"] == "code"]
-        told = [*kept, *(each for each in told or () if each not in kept)] or None
-    if told != experiment.notices:
-        experiment.notices = told
+    told = [notice.to_dict() for notice in notices]
+    if experiment.state in states.ENDED:
+        told = [*(n for n in experiment.notices or () if n["kind"] == "code"), *told]
+    if told != (experiment.notices or []):
+        experiment.notices = told or None
         reason = "; ".join(notice.words for notice in notices) or None
         emit(rows, experiment, "experiment.notice", reason=to_storable(reason))
 

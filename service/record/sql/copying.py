@@ -88,11 +88,12 @@ def find_table_in_use(connection: Connection) -> str | None:
 
     The schema may be of any version, or not be there.
     """
-    for name in inspect(connection).get_table_names():
-        if name in LEFT_OUT or name == "alembic_version":
-            continue
+    names = set(inspect(connection).get_table_names())
+    is_ours = "alembic_version" in names
+    for name in sorted(names - LEFT_OUT - {"alembic_version"}):
         rows = select(literal(1)).select_from(sa_table(name)).limit(1)
-        if name not in Base.metadata.tables or connection.execute(rows).first() is not None:
+        is_known = is_ours and name in Base.metadata.tables
+        if not is_known or connection.execute(rows).first() is not None:
             return name
     return None
 
