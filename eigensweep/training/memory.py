@@ -32,7 +32,7 @@ def use_one_heap() -> None:
     For a process that only trains, before it has other threads, and before `keep_freed_memory`,
     which changes nothing afterwards. Else glibc gives blocks of more
     than 32 MB back at once, and those of other threads in parts of 64 MB: a third of the time of
-    LT-RNN over 1,500 steps.
+    LT-RNN over 1,500 steps, whose process holds 705 MB in place of 598.
     """
     keep_freed_memory()
     _set({M_ARENA_MAX: 1, M_MMAP_MAX: 0, M_TRIM_THRESHOLD: -1})
