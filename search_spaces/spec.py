@@ -493,7 +493,7 @@ def _explain_unreadable(content: Mapping[str, Any], error: ValidationError) -> s
     """Return in words why a stored spec is none here."""
     models = [content.get("model"), *(arm["model"] for arm in content.get("arms") or ())]
     missing = [
-        f"its {kind} '{each['name']}'{_explain(registry.explain_absence(each['name']))}"
+        f"its {kind} '{each['name']}'{_in_brackets(registry.explain_absence(each['name']))}"
         for kind, registry, named in (
             ("task", TASKS, [content["task"]]),
             ("model", MODELS, filter(None, models)),
@@ -509,7 +509,7 @@ def _explain_unreadable(content: Mapping[str, Any], error: ValidationError) -> s
     return f"this version cannot read its spec: {place}: {first['msg']}"
 
 
-def _explain(reason: str | None) -> str:
+def _in_brackets(reason: str | None) -> str:
     return f" ({reason})" if reason else ""
 
 

@@ -29,10 +29,10 @@ def keep_freed_memory() -> None:
 def use_one_heap() -> None:
     """Let all threads of this process share one heap, also for large blocks, which is kept.
 
-    For a process that only trains, before it has other threads, and before `keep_freed_memory`,
-    which changes nothing afterwards. Else glibc gives blocks of more
-    than 32 MB back at once, and those of other threads in parts of 64 MB: a third of the time of
-    LT-RNN over 1,500 steps, whose process holds 705 MB in place of 598.
+    For a process that only trains, before it has other threads. A call of `keep_freed_memory`
+    changes nothing afterwards. By default glibc gives blocks of more than 32 MB back at once, and
+    those of other threads in parts of 64 MB. That took a third of the time of LT-RNN over 1,500
+    steps; its process holds 705 MB now, and held 598.
     """
     keep_freed_memory()
     _set({M_ARENA_MAX: 1, M_MMAP_MAX: 0, M_TRIM_THRESHOLD: -1})

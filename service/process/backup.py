@@ -190,8 +190,8 @@ def name_by_time(folder: Path, settings: Settings) -> Path:
 def remove_older(made: Path, home: Path, keep: int) -> list[Path]:
     """Remove all but the newest `keep` backups of a home, from the folder of the one just made.
 
-    Those with a later name are from when the clock was ahead, and go first. What backups of this
-    home have left that were killed goes, too. Returns the whole ones that were removed.
+    Those with a later name are from when the clock was ahead, and go first. What killed
+    backups of this home have left goes, too. Returns the whole ones that were removed.
     """
     found = made.parent.glob(_name(home, ANY_TIME))
     older = sorted(found, key=lambda path: (path.name <= made.name, path.name))[:-keep]

@@ -550,8 +550,8 @@ class Sweep:
         if self._outdated:
             words = (
                 "the package that brings the model or the task has changed since "
-                f"{_list(self._outdated)} ended. What trains since has the new code, and is ranked "
-                "with them; `eigensweep fork` trains all with the new code"
+                f"{_list(self._outdated)} ended. Later trials are trained by the new code, and "
+                "stand in the same ranking; `eigensweep fork` trains all of them by the new code"
             )
             found.append(Notice("code", words))
         return found
