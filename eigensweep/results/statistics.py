@@ -53,28 +53,25 @@ Domain = Literal["real", "positive", "fraction"]
 """Where a mean can lie: anywhere, from 0 on, or from 0 to 1."""
 
 DOMAINS: Mapping[str, Domain] = {
-    "accuracy": "fraction",
-    "recall_accuracy": "fraction",
-    "seg_snr_missing": "fraction",
-    "stoi_missing": "fraction",
-    "pesq_missing": "fraction",
-    "cross_entropy": "positive",
-    "bits_per_char": "positive",
-    "mse": "positive",
-    "padded_mse": "positive",
-    "batch_padded_mse": "positive",
-    "seconds_per_step": "positive",
+    **dict.fromkeys(("accuracy", "precision", "recall", "f1", "auc", "iou"), "fraction"),
+    **dict.fromkeys(("snr_missing", "stoi_missing", "pesq_missing"), "fraction"),
+    **dict.fromkeys(("mse", "rmse", "mae", "perplexity"), "positive"),
+    **dict.fromkeys(("cross_entropy", "bits_per_char", "seconds_per_step"), "positive"),
 }
-"""The metrics of our tasks that cannot take every value. One of somebody's own counts as real."""
+"""Names of metrics that cannot take every value, of our tasks and of the field."""
 
 
 def find_domain(metric: str) -> Domain:
-    """Return where the mean of a metric can lie; `valid/NAME` and `test/NAME` are as `NAME`.
+    """Return where the mean of a metric can lie, by the words that its name ends with.
 
-    >>> find_domain("test/recall_accuracy"), find_domain("seg_snr")
-    ('fraction', 'real')
+    `valid/NAME` and `test/NAME` are as `NAME`. A metric of another name can take every value.
+
+    >>> find_domain("test/recall_accuracy"), find_domain("masked_mse"), find_domain("seg_snr")
+    ('fraction', 'positive', 'real')
     """
-    return DOMAINS.get(metric.rpartition("/")[2], "real")
+    words = metric.rpartition("/")[2].split("_")
+    endings = ("_".join(words[first:]) for first in range(len(words)))
+    return next((DOMAINS[each] for each in endings if each in DOMAINS), "real")
 
 
 @dataclass(frozen=True)

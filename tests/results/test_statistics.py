@@ -109,6 +109,14 @@ class TestIntervalsStayWhereTheMetricCanLie:
         found = {metric.name: find_domain(metric.name) for metric in metrics}
         assert found == {each.name: wanted.get(each.unit, "real") for each in metrics}
 
+    def test_own_metrics_have_the_domain_of_their_last_words(self):
+        names = ("f1", "macro_f1", "test/word_accuracy", "char_mse", "f1_ratio", "accuracy_drop")
+        domains = ["fraction", "fraction", "fraction", "positive", "real", "real"]
+        assert [find_domain(name) for name in names] == domains
+        high = summarize([0.99, 0.999, 1.0], find_domain("macro_f1")).interval[1]
+        percent = summarize([99.0, 99.9, 100.0], find_domain("macro_f1")).interval[1]
+        assert high < 1 < percent
+
 
 class TestFirstSteps:
     def test_equal_sides_are_called_different_in_a_twentieth(self):
