@@ -3,7 +3,8 @@
 Places are given out one by one. The next one goes to the user who has least, and there to the
 experiment that has least (progressive filling, which is max-min fair). What a trial takes is
 counted in its dominant resource: the one of which it takes the largest part of what the cluster
-has. Experiments of a higher priority are served before all others. Source: Ghodsi et al., Dominant
+has. Experiments of a higher priority are served before all others, and where there are fewer places
+than users, the user who has waited longest comes first. Source: Ghodsi et al., Dominant
 Resource Fairness, NSDI 2011, algorithm 1; with users above experiments, and priorities. Of many
 places most are given out at once: all that lie below a level which everybody surely reaches.
 
@@ -59,10 +60,13 @@ class Claimant:
     owner: str
     priority: int
     since: float
-    """When it was posted: where nothing else decides, the first comes first."""
+    """When it was posted: among the experiments of an owner the first comes first."""
     demand: Demand
     running: int = 0
     """How many of its trials run now."""
+    turn: float = 0.0
+    """When the owner's last turn ended: where places are too few for all users, the one who has
+    waited longest comes first. 0: the owner has had none."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +127,7 @@ def share_out(claimants: Sequence[Claimant]) -> dict[str, int]:
     shares = {each.experiment: 0 for each in claimants}
     used: defaultdict[str, float] = defaultdict(float)
     of_users: defaultdict[str, float] = defaultdict(float)
-    ordered = sorted(claimants, key=lambda c: (-c.priority, c.since, c.experiment))
+    ordered = sorted(claimants, key=lambda c: (-c.priority, c.turn, c.since, c.experiment))
     for _, group in groupby(ordered, key=lambda c: c.priority):
         _fill(list(group), shares, used, of_users)
     return shares

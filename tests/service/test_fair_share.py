@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -36,7 +37,8 @@ class Cluster:
         self.drivers: list[ExperimentDriver] = []
         self.asked: list[tuple[ExperimentDriver, int, int]] = []
         self.ends: dict[tuple[str, int], float] = {}
-        self.shares, self.has_leader = Shares(record.url), True
+        self.shares, self.has_leader = Shares(record.url, clock), True
+        self.slots = SLOTS
         self.used: list[list[int]] = []
         """How many trials of each experiment ran, tick by tick."""
 
@@ -74,7 +76,7 @@ class Cluster:
             driver.must_stop()
             if driver.sweep.is_over:
                 driver.ledger.end("completed")
-        while self.asked and sum(len(d.sweep.training) for d in self.drivers) < SLOTS:
+        while self.asked and sum(len(d.sweep.training) for d in self.drivers) < self.slots:
             driver, number, attempt = self.asked.pop(0)
             driver.sweep.begin(number, attempt)
             self.ends[driver.experiment, number] = self.clock.now + TICKS * LOOK_SECONDS
@@ -146,6 +148,23 @@ def test_one_without_a_share_waits_until_there_is_one(cluster):
     ]
     cluster.run_out(last)
     assert cluster.state(last) == "completed"
+
+
+def test_users_take_turns_where_a_trial_takes_the_whole_cluster(cluster, monkeypatch):
+    """Of two users who sweep for days on one GPU, both get on."""
+    cluster.slots = 1
+    monkeypatch.setattr(module.capacity, "count_slots", lambda share: 1)
+    monkeypatch.setattr(module.capacity, "find_parts", lambda share: {"GPU": 1.0})
+    monkeypatch.setattr(shares_module, "TURN_SECONDS", 3 * TICKS * LOOK_SECONDS)
+    for owner in ("anna", "anna", "ben"):
+        cluster.post(owner, 40)
+    for _ in range(16 * TICKS):
+        cluster.tick()
+    served = [used.index(1) for used in cluster.used]
+    turns = [(place, len(list(ticks))) for place, ticks in groupby(served)]
+    assert [place for place, _ in turns] == [0, 2, 0, 2, 0][: len(turns)]
+    assert len(turns) >= 4
+    assert all(3 * TICKS <= ticks <= 5 * TICKS for _, ticks in turns[:-1]), turns
 
 
 def test_a_priority_that_is_changed_counts_for_what_runs(cluster, record):

@@ -7,6 +7,9 @@ its trials need not wait for the leader.
 
 from __future__ import annotations
 
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -22,16 +25,27 @@ from eigensweep.service.record.sql.tables import ExperimentRow, TrialRow
 
 ALLOTMENT: Final = "allotment"
 """The key of `Experiment.wants` under which it stands."""
+TURN_SECONDS: Final = 600.0
+"""How long a user's trials train before the trials of users who wait are begun first."""
 
 
 class Shares:
-    """Keeps the shares of all experiments, and computes them anew when a demand has changed."""
+    """Keeps the shares of all experiments, and computes them anew when a demand has changed.
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    Where places are too few, users take turns. A service that starts anew has forgotten whose turn
+    it was.
+    """
+
+    def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._url, self._clock = url, clock
         self._wishes: dict[str, Claimant] = {}
         """What the shares were computed from, so without what runs."""
         self._shares: dict[str, int] = {}
+        self._looked_at = clock()
+        self._served: defaultdict[str, float] = defaultdict(float)
+        """Owner to the seconds that trials have trained in the owner's turn."""
+        self._turns: dict[str, float] = {}
+        """Owner to when the last turn ended."""
 
     def keep(self) -> None:
         """Compute each experiment's share, and write the changed ones.
@@ -40,7 +54,8 @@ class Shares:
             SQLAlchemyError: if the database does not answer.
         """
         found = database.read(self._url, _read)
-        claimants = [claimant for claimant, _ in found]
+        self._count_turns(claimant for claimant, _ in found)
+        claimants = [replace(each, turn=self._turns.get(each.owner, 0.0)) for each, _ in found]
         wishes = {each.experiment: replace(each, running=0) for each in claimants}
         if wishes != self._wishes:  # what runs changes often, and no share with it
             self._wishes, self._shares = wishes, share_out(claimants)
@@ -52,6 +67,19 @@ class Shares:
         }
         if changed:
             database.write(self._url, partial(_put, changed))
+
+    def _count_turns(self, claimants: Iterable[Claimant]) -> None:
+        """End the turns of users whose trials have trained for `TURN_SECONDS` within their share.
+
+        Trials that go on without a share are no turn: they end by themselves, and nobody waits for
+        another place meanwhile.
+        """
+        passed, self._looked_at = self._clock() - self._looked_at, self._clock()
+        for owner in {c.owner for c in claimants if c.running and self._shares.get(c.experiment)}:
+            self._served[owner] += passed
+            if self._served[owner] >= TURN_SECONDS:
+                del self._served[owner]
+                self._turns[owner] = self._looked_at
 
 
 def record_demand(rows: RowSession, experiment: ExperimentRow, demand: Demand) -> None:
