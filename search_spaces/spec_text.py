@@ -85,13 +85,14 @@ def _read_integer(text: str) -> int:
 
 
 def _construct_integer(loader: Any, node: yaml.ScalarNode) -> int:
-    _read_integer("0" * len(node.value))
-    if re.match(r"[-+]?0[0-9_]", node.value):
-        line = node.start_mark.line + 1
-        raise TextError(
-            f"{node.value} begins with 0: is it {node.value.lstrip('+-0_') or 0}?", line
-        )
-    return loader.construct_yaml_int(node)
+    text, line = loader.construct_scalar(node), node.start_mark.line + 1
+    _read_integer("0" * len(text))
+    if re.match(r"[-+]?0[0-9_]", text):
+        raise TextError(f"{text} begins with 0: is it {text.lstrip('+-0_') or 0}?", line)
+    try:
+        return int(loader.construct_yaml_int(node))
+    except (ValueError, IndexError) as error:  # such as 0x_, which has no digit
+        raise TextError(f"'{text}' is no whole number", line) from error
 
 
 _Loader.yaml_constructors = {

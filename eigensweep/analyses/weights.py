@@ -122,7 +122,8 @@ def load_snapshot(subject: TrialSubject, seed: int, folders: Folders) -> Snapsho
     if found is None:
         raise ValueError(
             f"the store has no checkpoint of trial {subject.number} of {subject.experiment} with "
-            f"seed {seed}: it was removed, or the trial ended before its first one"
+            f"seed {seed}: it was removed, alone or with its experiment, or the trial ended before "
+            "its first one"
         )
     if "model" not in found.state:
         raise ValueError(

@@ -110,7 +110,9 @@ def _find(record: Queries, name: str, metric: str | None) -> tuple[Side, Subject
         first = record.trials(id, arm=arm, sort="value", limit=1)
         if not first or first[0].trial.rank == UNRANKED:
             where = f"arm '{arm}' of experiment '{id}'" if arm else f"experiment '{id}'"
-            raise ConflictError(f"no trial of {where} has finished, so there is none to compare")
+            raise ConflictError(
+                f"no trial of {where} has finished with a value, so there is none to compare"
+            )
         trial = first[0].trial
         chosen = f"best {'of the arm' if arm else 'of the experiment'} on validation data"
     return _describe_side(name, chosen, experiment, trial, metric)

@@ -171,6 +171,12 @@ class TestRefusals:
         assert answer.status_code == 409
         assert f"trial 0 of {id} is {state}" in read_refusal(answer)
 
+    def test_a_trial_of_a_vanishing_experiment_is_refused(self, client, make_finished, record):
+        id = make_finished(stored=True)
+        record.delete(id)
+        answer = post(client, name="spectra", experiment=id, trial=0)
+        assert (answer.status_code, "is being deleted" in read_refusal(answer)) == (409, True)
+
     def test_a_trial_that_was_never_opened_is_not_found(self, client, make_finished):
         answer = post(client, name="spectra", experiment=make_finished(), trial=7)
         assert (answer.status_code, "has no trial 7" in read_refusal(answer)) == (404, True)

@@ -567,6 +567,11 @@ class TestReading:
             items = client.get("/v1/experiments", params={"name": name}).json()["items"]
             assert [item["id"] for item in items] == [one], name
 
+    @pytest.mark.parametrize("part", ["name=%00", "name=The%00", "project=%00", "owner=%00"])
+    def test_a_filter_with_the_character_0_finds_nothing(self, client, spec, part):
+        client.post("/v1/experiments", json=spec(name="The One"))
+        assert client.get(f"/v1/experiments?{part}").json()["items"] == []
+
     def test_an_unknown_state_is_one_problem_that_lists_all(self, client, spec):
         queued = client.post("/v1/experiments", json=spec()).json()["id"]
         for path in ("/v1/experiments", f"/v1/experiments/{queued}/trials"):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ from optuna.study import StudyDirection
 from optuna.trial import TrialState
 from sweeps import SCORNN, Bench, spec
 
+from eigensweep.protocol.messages import Takeover
 from eigensweep.results.trial_result import Result
 from eigensweep.workers.driver.summary.export import export_study
 
@@ -57,7 +61,7 @@ def test_each_outcome_is_what_optuna_calls_it(tmp_path):
     assert study.metric_names == ["cross_entropy"]
     assert study.direction == StudyDirection.MINIMIZE
     complete, pruned, fail = TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL
-    expected = [complete, complete, pruned, pruned, fail, fail, fail, TrialState.RUNNING]
+    expected = [complete, complete, pruned, pruned, fail, fail, fail, TrialState.WAITING]
     assert [trial.state for trial in study.trials] == expected
     assert [trial.value for trial in study.trials] == [0.5, 0.5, 0.1, 0.1, None, None, None, None]
     assert [trial.user_attrs["outcome"] for trial in study.trials] == [*ENDS, "waiting"]
@@ -68,6 +72,59 @@ def test_each_outcome_is_what_optuna_calls_it(tmp_path):
     assert first.duration.total_seconds() == 7
     assert study.trials[4].user_attrs["error"] == "KeyError: 'x'"
     assert study.best_trial.number == 0
+
+
+def test_a_reopened_trial_counts_with_its_result_so_far(tmp_path):
+    bench = Bench(tmp_path, spec({"method": "random", "trials": 2, "space": {"optimizer.lr": LR}}))
+    end(bench, "completed", 0.2)
+    end(bench, "cancelled", None)
+    more = {**bench.ledger.load()[0].config, "replicates": 9}
+    entries = [entry.reopened(more, "seeds of a race") for entry in bench.ledger.load()]
+    file = export_study("e1", bench.spec, entries, {0: (100.0, 107.0), 1: (100.0, None)})
+    first, second = read(file, tmp_path).trials
+    assert (first.state, first.value) == (TrialState.COMPLETE, 0.2)
+    assert first.user_attrs["replicates"] == bench.ledger.load()[0].config["replicates"]
+    assert first.user_attrs["reopened_for"] == "seeds of a race"
+    assert second.state == TrialState.RUNNING
+
+
+def test_a_trial_with_a_lineage_has_no_parameters(tmp_path):
+    bench = Bench(tmp_path, spec({"method": "random", "trials": 1, "space": {"optimizer.lr": LR}}))
+    end(bench, "completed")
+    taken = Takeover(5, 3, {"optimizer.lr": 0.02}, "a hash")
+    entries = [replace(bench.ledger.load()[0], lineage=(taken,))]
+    trial = read(export_study("e1", bench.spec, entries, {}), tmp_path).trials[0]
+    assert trial.params == {}
+    assert trial.user_attrs["lineage"] == [taken.to_dict()]
+    assert trial.value == 0.5
+
+
+def test_intermediate_values_are_the_scores_not_the_best_so_far(tmp_path):
+    bench = Bench(tmp_path, spec({"method": "random", "trials": 1, "space": {"optimizer.lr": LR}}))
+    number = bench.ask().entry.number
+    bench.sweep.begin(number, 1)
+    for step, score in ((5, 0.2), (10, 0.3)):
+        told = {"objective": 0.2, "valid/cross_entropy": score}
+        bench.sweep.report(number, step, told, None)
+    bench.sweep.end(number, "pruned", Result(value=0.2, step=10))
+    trial = export(bench, tmp_path).trials[0]
+    assert trial.intermediate_values == {5: 0.2, 10: 0.3}
+    assert trial.value == 0.3
+
+
+def test_a_change_of_the_clocks_changes_no_duration(tmp_path, monkeypatch):
+    bench = Bench(tmp_path, spec({"method": "random", "trials": 1, "space": {"optimizer.lr": LR}}))
+    end(bench, "completed")
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        began = datetime(2026, 11, 1, 5, 50, tzinfo=UTC).timestamp()  # ten minutes before
+        trial = export(bench, tmp_path, times={0: (began, began + 1800)}).trials[0]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert trial.duration == timedelta(minutes=30)
+    assert trial.datetime_start == datetime(2026, 11, 1, 1, 50)
 
 
 def test_an_export_logs_nothing_in_the_form_of_optuna(tmp_path, caplog):

@@ -123,6 +123,8 @@ def _check_options(request: AnalysisRequest, analysis: AnalysisMethod[Any, Any, 
 
 def _find_trial(id: str, number: int, queries: Queries) -> TrialSubject:
     trial = queries.trial(id, number).trial
+    if queries.row(id).state == "deleting":
+        raise ConflictError(f"experiment {id} is being deleted")
     if trial.state in OPEN_TRIALS:
         raise ConflictError(
             f"trial {number} of {id} is {trial.state}; an analysis looks at one that is over"

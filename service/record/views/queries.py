@@ -229,7 +229,8 @@ class Queries(database.AtDatabase):
         if owner is not None:
             chosen.append(ExperimentRow.owner == owner)
         if name is not None:
-            chosen.append(ExperimentRow.name.icontains(name, autoescape=True))
+            contains = ExperimentRow.name.icontains(name, autoescape=True)
+            chosen.append(sa.false() if "\0" in name else contains)  # SQLite's pattern ends there
         heads = sa.select(ExperimentRow).options(defer(ExperimentRow.spec, raiseload=True))
         query = _limit_page(heads.where(*chosen), EXPERIMENT_SORTS, sort, limit, after)
         rows = session.scalars(query).all()

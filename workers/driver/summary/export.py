@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import optuna
 from optuna.distributions import BaseDistribution
@@ -15,7 +15,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from eigensweep.protocol.ledger import TrialEntry
 from eigensweep.results.pareto import read_goals
-from eigensweep.results.ranking import OBJECTIVE
+from eigensweep.results.ranking import OBJECTIVE, RANKED
 from eigensweep.search_spaces.space import Space
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.search.samplers import quiet
@@ -43,9 +43,12 @@ def export_study(
 ) -> bytes:
     """Return the content of a file that `optuna-dashboard` and `JournalStorage` open.
 
-    It holds one study with all arms. A trial's arm, outcome and number are attributes, and its rung
-    reports are intermediate values, where there is one objective. A parameter that is not the same
-    in all arms has the arm's name before its own. Points that no config accepts are left out.
+    It holds one study with all arms. A trial's arm, outcome and number are attributes, and its
+    scores at the rungs are intermediate values, where there is one objective. A parameter that is
+    not the same in all arms has the arm's name before its own. Points that no config accepts are
+    left out. A trial that was opened again counts with its result so far. One that took over
+    another in population-based training has its `lineage` and no parameters: its result is not that
+    of the ones that it began with. Times are in the time zone of this process.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # its lines are not in the service's form
     lines, goals = _Lines(), spec.goals()
@@ -88,32 +91,52 @@ def _make_trial(
     goals: list[str],
     times: Times,
 ) -> FrozenTrial:
-    reports = {step: told[OBJECTIVE] for step, told in entry.reports.items() if OBJECTIVE in told}
-    reports = dict(sorted(reports.items())) if len(goals) == 1 else {}
-    state = STATES.get(entry.state, TrialState.RUNNING)  # type: ignore[arg-type]
+    reports = _read_reports(entry, goals[0]) if len(goals) == 1 else {}
+    before = entry.earlier if entry.earlier and entry.earlier.state in RANKED else None
+    outcome, config = (before.state, before.config) if before else (entry.state, entry.config)
+    began, ended = times.get(entry.number, (None, None))
+    begun = ended if began is None else began
+    state = STATES.get(outcome)  # type: ignore[arg-type]
+    if state is None:
+        state = TrialState.WAITING if begun is None else TrialState.RUNNING
     values = read_goals(goals, entry.result) if entry.result else [None]
     known = [value for value in values if value is not None and math.isfinite(value)]
     if state == TrialState.COMPLETE and len(known) < len(goals):
         state = TrialState.FAIL
     if state == TrialState.PRUNED:
         known = [*reports.values()][-1:]
-    began, ended = times.get(entry.number, (None, None))
-    attrs: dict[str, object] = {"arm": entry.arm, "outcome": entry.state, "number": entry.number}
-    if entry.config:
-        attrs["seed"], attrs["replicates"] = entry.config["seed"], entry.config["replicates"]
+    attrs: dict[str, object] = {"arm": entry.arm, "outcome": outcome, "number": entry.number}
+    if config:
+        attrs["seed"], attrs["replicates"] = config["seed"], config["replicates"]
     if entry.error:
         attrs["error"] = entry.error.strip().rsplit("\n", 1)[-1]
+    if before:
+        attrs["reopened_for"] = before.reason
+    if entry.lineage:
+        attrs["lineage"] = [each.to_dict() for each in entry.lineage]
+    of_result = {} if entry.lineage else {p: v for p, v in entry.params.items() if p in axes}
+    start, length = datetime.fromtimestamp(begun or 0), max(0.0, (ended or 0) - (begun or 0))
     return FrozenTrial(
         number=-1,  # a study numbers its trials itself
         trial_id=-1,
         state=state,
         value=None,
         values=known if known and state in (TrialState.COMPLETE, TrialState.PRUNED) else None,
-        datetime_start=datetime.fromtimestamp(began or ended or 0),
-        datetime_complete=datetime.fromtimestamp(ended or 0) if state.is_finished() else None,
-        params={axes[path][0]: value for path, value in entry.params.items() if path in axes},
-        distributions={axes[path][0]: axes[path][1] for path in entry.params if path in axes},
+        datetime_start=None if state == TrialState.WAITING else start,
+        # By its length, as the hour of a change of the clocks comes twice.
+        datetime_complete=start + timedelta(seconds=length) if state.is_finished() else None,
+        params={axes[path][0]: value for path, value in of_result.items()},
+        distributions={axes[path][0]: axes[path][1] for path in of_result},
         user_attrs=attrs,
         system_attrs={},
         intermediate_values=reports,
     )
+
+
+def _read_reports(entry: TrialEntry, metric: str) -> dict[int, float]:
+    """Return what was scored on validation data at each rung, in the order of steps."""
+    scored = (
+        (step, told.get(f"valid/{metric}", told.get(OBJECTIVE)))
+        for step, told in sorted(entry.reports.items())
+    )
+    return {step: value for step, value in scored if value is not None}
