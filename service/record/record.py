@@ -201,9 +201,6 @@ class Record(Reopening, Retention):
             move_experiment(rows, experiment, "starting")
             if experiment.started_at is None:
                 experiment.started_at = now
-            else:
-                experiment.idle_seconds += max(0.0, now - (experiment.left_at or now))
-            experiment.left_at = None
         return experiment
 
     def list_begun(self, id: str) -> list[tuple[int, range]]:

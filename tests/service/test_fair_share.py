@@ -21,6 +21,7 @@ from eigensweep.service.record.users.shares import Shares
 from eigensweep.workers.driver import experiment as module
 from eigensweep.workers.driver.experiment import ExperimentDriver
 from eigensweep.workers.driver.nodes.fair_share import LOOK_SECONDS
+from eigensweep.workers.driver.tune import stopping
 
 SLOTS, TICKS = 4, 3
 """Places of the cluster, and how many looks of a driver a trial lasts."""
@@ -42,7 +43,9 @@ class Cluster:
         self.used: list[list[int]] = []
         """How many trials of each experiment ran, tick by tick."""
 
-    def post(self, owner: str, trials: int, priority: int = 0) -> ExperimentDriver:
+    def post(
+        self, owner: str, trials: int, priority: int = 0, wall_seconds: float | None = None
+    ) -> ExperimentDriver:
         content = {
             "task": {"name": "copying", "delay": 5, "symbols": 2, "batch_size": 4},
             "model": {"name": "scornn", "hidden_size": 6, "negative_ones": 2},
@@ -50,6 +53,7 @@ class Cluster:
             "search": {"space": {"optimizer.lr": [1 / (n + 1) for n in range(trials)]}},
             "seed": len(self.drivers),
             "priority": priority,
+            "limits": {"wall_seconds": wall_seconds},
         }
         spec = ExperimentSpec.model_validate(content)
         id = self.record.add(spec, owner=owner)[0].id
@@ -165,6 +169,16 @@ def test_users_take_turns_where_a_trial_takes_the_whole_cluster(cluster, monkeyp
     assert [place for place, _ in turns] == [0, 2, 0, 2, 0][: len(turns)]
     assert len(turns) >= 4
     assert all(3 * TICKS <= ticks <= 5 * TICKS for _, ticks in turns[:-1]), turns
+
+
+def test_a_time_limit_stands_still_while_it_waits(cluster, monkeypatch):
+    monkeypatch.setattr(stopping, "time", SimpleNamespace(monotonic=cluster.clock))
+    cluster.post("anna", 40, priority=1)
+    second = cluster.post("anna", 4, wall_seconds=4 * TICKS * LOOK_SECONDS)
+    begun = cluster.clock.now
+    cluster.run_out(second)
+    assert cluster.clock.now > begun + 8 * TICKS * LOOK_SECONDS
+    assert {entry.state for entry in second.ledger.load()} == {"completed"}
 
 
 def test_a_priority_that_is_changed_counts_for_what_runs(cluster, record):

@@ -79,6 +79,26 @@ def test_a_second_pause_in_the_queue_takes_nothing_of_the_first(lab):
     assert lab.spent == pytest.approx(660, abs=30)
 
 
+def test_a_wait_for_a_place_is_no_work(lab):
+    ledger = lab.work(600)
+    ledger.record_phase("waiting_for_room")
+    lab.wait(5 * HOUR)
+    assert lab.spent == pytest.approx(600, abs=30)
+    ledger.record_phase("running")
+    lab.wait(60)
+    assert lab.spent == pytest.approx(660, abs=30)
+
+
+def test_a_wait_in_which_the_driver_died_is_left_out_once(lab):
+    ledger = lab.work(600)
+    ledger.record_phase("waiting_for_room")
+    lab.wait(HOUR)
+    gone_at = time.time()
+    lab.wait(HOUR)
+    lab.work(60, gone_at=gone_at)
+    assert lab.spent == pytest.approx(660, abs=30)
+
+
 def test_a_clock_set_back_in_a_pause_is_no_work(lab):
     ledger = lab.work(60)
     lab.record.pause(lab.id)

@@ -318,6 +318,7 @@ class ExperimentDriver:
             self.ledger.record_notices(notices)
             self._told = notices
         waits = self._fair.has_no_place and not self.sweep.training
+        self.why_stop.stop_clock(waits)
         if waits and not self._waits_for_others:
             self.ledger.record_phase("waiting_for_room")
         self._waits_for_others = waits
@@ -353,10 +354,12 @@ class ExperimentDriver:
                 return
             if not has_waited:
                 self.ledger.record_phase("waiting_for_room")
+                self.why_stop.stop_clock(waits=True)
             has_waited = True
             time.sleep(1)
         if has_waited:
             self.ledger.record_phase("starting")
+            self.why_stop.stop_clock(waits=False)
 
     def _run_in_turns(self) -> None:
         """Run Ray Tune until the sweep is over or must stop, with breaks while no share is left.

@@ -105,8 +105,12 @@ def move_experiment(
     experiment.state = following
     if following in states.ENDED or following in ("queued", "paused", "deleting"):
         keep_notices(experiment, "code", "failures" if following == "paused" else "code")
-    if following in states.ENDED or following == "paused":
+    if following in states.ENDED or following in ("paused", "waiting_for_room"):
         experiment.left_at = experiment.left_at or time.time()
+    elif following in ("starting", "running") and experiment.left_at is not None:
+        if experiment.started_at is not None:
+            experiment.idle_seconds += max(0.0, time.time() - experiment.left_at)
+        experiment.left_at = None
     emit(rows, experiment, f"experiment.{kind}", **data)
 
 
@@ -237,7 +241,7 @@ def budget_of(config: ConfigJson) -> int:
 
 
 def spent_seconds(experiment: ExperimentRow, now: float) -> float:
-    """Return the seconds that an experiment was at work, without pauses and ends."""
+    """Return the seconds that an experiment was at work: no pause, end, or wait for a place."""
     if experiment.started_at is None:
         return 0.0
     spent = (experiment.left_at or now) - experiment.started_at - experiment.idle_seconds

@@ -55,7 +55,8 @@ def leave_out(rows: RowSession, experiment: ExperimentRow, since: float, reason:
     attempts = rows.get_all(AttemptRow, _RUNNING, {"id": experiment.id})
     heard = (each.counted_at or each.started_at for each in attempts)
     last = max(since, experiment.claimed_at or 0.0, *heard)
-    experiment.idle_seconds += max(0.0, time.time() - last)
+    if experiment.left_at is None:
+        experiment.idle_seconds += max(0.0, time.time() - last)
     for attempt in attempts:
         trial = rows.get_one(TrialRow, (experiment.id, attempt.number))
         count_use(rows, trial, attempt, last)

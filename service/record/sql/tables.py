@@ -137,10 +137,10 @@ class ExperimentRow(Base):
     started_at: Mapped[float | None] = mapped_column(sa.Double)
     finished_at: Mapped[float | None] = mapped_column(sa.Double)
     left_at: Mapped[float | None] = mapped_column(sa.Double)
-    """When it was paused or ended, until it is started again."""
+    """Since when it is paused, over, or waits for a place, until it is started again or trains."""
     idle_seconds: Mapped[float] = mapped_column(sa.Double, default=0.0, server_default="0")
-    """How long it was paused or over, between its first start and its last, or had no driver, or
-    the clock leapt."""
+    """How long it was paused or over, between its first start and its last, waited for a place, had
+    no driver, or the clock leapt."""
     trial_seconds: Mapped[float] = mapped_column(sa.Double, default=0.0, server_default="0")
     """How long its trials had a process, up to the newest reports; their sum."""
     cpu_seconds: Mapped[float] = mapped_column(sa.Double, default=0.0, server_default="0")

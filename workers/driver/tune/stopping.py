@@ -43,6 +43,17 @@ class StopReason:
         """When the marks in the store became those of the reason."""
         self.asked_at = float("-inf")
         """When the ledger was asked last, by `time.monotonic`."""
+        self._waits_since: float | None = None
+
+    def stop_clock(self, waits: bool) -> None:
+        """Let the time limit stand still while the experiment waits for a place."""
+        now = time.monotonic()
+        if waits:
+            self._waits_since = now if self._waits_since is None else self._waits_since
+        elif self._waits_since is not None:
+            if self._deadline is not None:
+                self._deadline += now - self._waits_since
+            self._waits_since = None
 
     def __call__(self) -> str | None:
         """Return the reason in words, None if the experiment should go on."""
@@ -78,6 +89,7 @@ class StopReason:
         intent = self._ledger.intent()
         if intent == "cancel":
             return "cancelled on request"
-        if self._deadline is not None and time.monotonic() > self._deadline:
+        now = time.monotonic() if self._waits_since is None else self._waits_since
+        if self._deadline is not None and now > self._deadline:
             return f"its {self._wall_seconds:g} s are over (limits.wall_seconds)"
         return PAUSED if intent == "pause" else None
