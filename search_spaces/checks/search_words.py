@@ -26,6 +26,9 @@ from eigensweep.search_spaces.trial import TrialConfig
 HALVING = frozenset({"asha", "hyperband"})
 """Schedulers that let 1 trial in so many go on from each rung."""
 
+FIRST_AT_RANDOM = 10
+"""Trials that Optuna's TPE draws before it learns (`n_startup_trials`)."""
+
 FEWEST_RANGES = 2
 """Ranges that CMA-ES needs: Optuna has it draw a single one by itself."""
 
@@ -60,6 +63,12 @@ def explain_search(spec: ExperimentSpec) -> list[str]:
             f"{method} chooses each trial's arm, too: an arm may get few trials, or none. With "
             f"{', '.join(sorted(JOINT))} and qmc the arms take turns"
         )
+    trials = spec.trial_count()
+    if method == "tpe" and trials is not None and trials < 2 * FIRST_AT_RANDOM:
+        words.append(
+            f"tpe draws at random until {FIRST_AT_RANDOM} trials have ended, those of "
+            f"'search.warm_start' among them; this search has {trials}"
+        )
     if spec.objective.against:
         words.append(
             f"Several objectives: {', '.join(goal.name for goal in spec.goals())}; a Pareto table "
@@ -74,7 +83,9 @@ def explain_search(spec: ExperimentSpec) -> list[str]:
     if spec.scheduler.name == "pbt":
         words.append(explain_population(spec))
     if spec.population is not None:
-        words.append(f"A generation has {spec.population} trials in each arm")
+        is_all = method == "nsga2" and trials is not None and trials <= spec.population * len(arms)
+        more = "; this search has no second one, so that all are drawn at random" if is_all else ""
+        words.append(f"A generation has {spec.population} trials in each arm{more}")
     if method in JOINT:
         beside = "at random" if method == "nsga2" else "by TPE"
         for arm in arms:

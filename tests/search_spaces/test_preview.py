@@ -125,6 +125,16 @@ def test_it_says_which_parameters_a_method_draws_by_themselves():
     assert "optimizer.alpha is drawn at random" in said["nsga2"][1]
 
 
+def test_it_says_which_trials_are_drawn_at_random():
+    space = {"optimizer.lr": {"low": 1e-4, "high": 1e-1, "log": True}}
+    for method, words in (
+        ("tpe", "until 10 trials have ended, those of 'search.warm_start' among them; this"),
+        ("nsga2", "A generation has 4 trials in each arm; this search has no second one"),
+    ):
+        few = make(search={"method": method, "trials": 4, "space": space})
+        assert words in preview(few).search.words[0]
+
+
 def test_it_says_whether_arms_take_turns_or_are_chosen():
     arms = [{"model": {"name": name, "hidden_size": 4}} for name in ("lstm", "gru")]
     space = {"optimizer.lr": {"low": 1e-4, "high": 1e-1, "log": True}}

@@ -400,6 +400,16 @@ class TestWarmStart:
         cold = bench(tmp_path / "cold", method, TWO, 20)
         assert median(values[:10]) < median([loss(p) for p in cold.run(loss, most=10)]) / 1.5
 
+    @pytest.mark.parametrize("method", ["tpe", "gp", "cmaes", "nsga2"])
+    def test_the_same_search_again_draws_other_points(self, tmp_path, method):
+        """With few trials to learn from, samplers draw at random: from the seed of the search."""
+        before = bench(tmp_path, method, TWO, 4)
+        before.run(loss)
+        old = {tuple(entry.params.values()) for entry in before.ledger.load()}
+        (tmp_path / "ledger.json").rename(tmp_path / "e0.json")
+        again = bench(tmp_path, method, TWO, 4, warm_start=["e0"])
+        assert not old & {tuple(params.values()) for params in again.run(loss)}
+
     @pytest.mark.parametrize("method", ["cmaes", "nsga2"])
     def test_the_notes_of_the_earlier_sampler_are_not_its_own(self, tmp_path, method):
         bench(tmp_path, method, TWO, 30).run(loss)

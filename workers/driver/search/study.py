@@ -154,18 +154,21 @@ class _Part:
         """Descriptions of parameters, shared by all trials with the same names."""
         self.turns = 0
         """How many points were drawn here, those of earlier drivers included."""
+        self._observed = 0
+        """Trials of earlier experiments that it knows."""
         self._has_begun = False
 
     def begin(self) -> None:
         """Make the sampler, which learns of all trials so far; the first draw does so.
 
         Trials that a longer budget opened again have often ended by then, and CMA-ES takes its
-        first distribution from trials that have ended. Each driver has its own random stream: the
-        old stream would draw the old points again.
+        first distribution from trials that have ended. Each driver has its own random stream, and
+        so has a search that began with trials of others: the old stream would draw the old points
+        again.
         """
         self._study.sampler = make_sampler(
             self._search.method,
-            seed=self._search.seed + self.turns,
+            seed=self._search.seed + self.turns + self._observed,
             population=self._population,
             told=self.trials(),
             axes=self._list_joint_axes(),
@@ -189,6 +192,7 @@ class _Part:
 
     def observe(self, earlier: TrialEntry, point: Point) -> None:
         """Learn of a trial; what its sampler noted with it belongs to another space."""
+        self._observed += 1
         self._put(point, replace(earlier, sampler_state=NOTHING))
 
     def draw(self) -> Draw:
