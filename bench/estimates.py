@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from bench.report import add_json, new_parser, say, table, write
-from eigensweep.search_spaces.checks.preview import seconds_of
+from eigensweep.search_spaces.checks.preview import training_seconds
 from eigensweep.search_spaces.shipped.reproductions import (
     find_missing_corpora,
     make_specs,
@@ -84,7 +84,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for name, config in find_cases(given.names or suite_names(), data_root):
         assert config.training.steps is not None
-        guess = seconds_of(config) / config.training.steps
+        guess = training_seconds(config) / config.training.steps
         row: dict[str, Any] = {
             "suite": name,
             "model": config.model.name,

@@ -21,6 +21,7 @@ from eigensweep.search_spaces.sequences import quasi_random
 from eigensweep.search_spaces.space import Point, Space
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.tasks.base import TaskConfig
 
 SHOWN = 5
 """Configurations that a preview lists."""
@@ -42,6 +43,12 @@ OPERATIONS_A_SECOND = 6.0e10
 """Speed of one CPU core in products of states and weights, in floating-point operations."""
 OPERATIONS_A_SECOND_ON_MATRICES = 2.0e10
 """Its speed where a matrix of weights is made: exponentials, inverses, solutions."""
+FORWARD_SHARE = 1 / 3
+"""Share of a training step that a batch of an evaluation costs."""
+CORPUS_SEQUENCES = {"pixel_mnist": 10_000, "speech_frames": 400}
+"""Sequences of an evaluation, about, where a task's config does not name them."""
+CORPUS_STEPS = {"ptb_chars": 450_000}
+"""Time steps of an evaluation where their number is given, and not that of sequences."""
 SMALL = 200
 """Largest number of points of an arm for which all of them are examined."""
 MARGIN = 4.0
@@ -329,7 +336,28 @@ def _parameters(config: TrialConfig) -> int:
 
 
 def seconds_of(config: TrialConfig) -> float:
-    """Return a rough guess of one replicate's training time on one CPU core."""
+    """Return a rough guess of one replicate's time on one CPU core, with its evaluations.
+
+    Evaluations of a task of somebody's own that does not name its sizes are left out.
+    """
+    training = config.training
+    assert training.steps is not None
+    assert training.evaluate_every is not None
+    valid, test = (_count_sequences(config.task, part) for part in ("valid_size", "test_size"))
+    evaluations = training.steps / training.evaluate_every
+    sequences = evaluations * (valid + training.test_every_evaluation * test) + test
+    batches = FORWARD_SHARE * sequences / config.task.batch_size
+    return training_seconds(config) * (1 + batches / training.steps)
+
+
+def _count_sequences(task: TaskConfig, size: str) -> float:
+    """Return how many sequences an evaluation has, about; 0 where nobody knows."""
+    named = getattr(task, size, None) or CORPUS_SEQUENCES.get(task.name)
+    return float(named or CORPUS_STEPS.get(task.name, 0) / task.sequence_length)
+
+
+def training_seconds(config: TrialConfig) -> float:
+    """Return the same without its evaluations."""
     assert config.training.steps is not None
     shapes, steps = config.task.shapes, config.training.steps
     n = config.model.hidden_size or 1
@@ -352,13 +380,15 @@ def _estimate(
     mean = sum(seconds) / len(seconds)
     hours = (trials or 1) * mean / 3600
     racing_hours = count_extra_trainings(spec) * mean / spec.replicates / 3600
-    brackets, left_out = find_brackets(spec), "Evaluation, early stopping, schedulers and GPUs"
+    brackets, left_out = find_brackets(spec), "Early stopping, schedulers and GPUs"
     share = brackets.share if brackets is not None and spec.scheduler.name in HALVING else 1.0
     if share < 1:
         left_out = (
-            f"Its low end takes it that {spec.scheduler.name} stops all that it may, its high end "
-            "that it stops nothing. Evaluation, `training.patience` and GPUs"
+            f"At the low end {spec.scheduler.name} stops as many trials as it can, at the high end "
+            "none. `training.patience` and GPUs"
         )
+    if not all(_count_sequences(config.task, "valid_size") for config in every):
+        left_out = f"Evaluations, whose sizes are not known, {left_out[0].lower()}{left_out[1:]}"
     return Estimate(
         seconds_a_trial_low=_two_digits(min(seconds) / MARGIN),
         seconds_a_trial_high=_two_digits(max(seconds) * MARGIN),

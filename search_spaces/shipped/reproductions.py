@@ -25,7 +25,7 @@ from eigensweep.search_spaces.shipped.presets import load_preset
 from eigensweep.search_spaces.shipped.shipped import Shelf
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.spec_text import read_text
-from eigensweep.search_spaces.trial import Strict, TrialConfig
+from eigensweep.search_spaces.trial import Strict
 from eigensweep.tasks import TASKS
 from eigensweep.tasks.base import TaskConfig
 from eigensweep.tasks.corpus import CorpusMissingError
@@ -52,11 +52,6 @@ SHORT_SECONDS = 2400.0
 """Core seconds of a short budget at most: 20 minutes on two cores."""
 SHORT_SECONDS_OF_ALL = 36_000.0
 """Core seconds of all short budgets together at most: 5 hours on two cores."""
-
-FORWARD_SHARE = 1 / 3
-"""Share of a training step that a batch of an evaluation costs."""
-CORPUS_SEQUENCES = {"pixel_mnist": 10_000, "ptb_chars": 3_000, "speech_frames": 400}
-"""Sequences of an evaluation, about, where a task's config does not name them."""
 
 
 class Change(Strict):
@@ -458,21 +453,8 @@ def estimate_core_seconds(spec: ExperimentSpec) -> float:
     space = spec.space()
     count = spec.trial_count() or 1
     points = list(space) if count <= SMALL else [next(space.corners(arm)) for arm in space.arms]
-    seconds = [spec.replicates * _seconds_with_evaluations(spec.trial(p)) for p in points]
+    seconds = [spec.replicates * seconds_of(spec.trial(p)) for p in points]
     return count * sum(seconds) / len(seconds)
-
-
-def _seconds_with_evaluations(config: TrialConfig) -> float:
-    task, training = config.task, config.training
-    assert training.steps is not None
-    assert training.evaluate_every is not None
-    known = CORPUS_SEQUENCES.get(task.name, 0)
-    valid = getattr(task, "valid_size", None) or known
-    test = getattr(task, "test_size", None) or known
-    evaluations = training.steps / training.evaluate_every
-    sequences = evaluations * (valid + training.test_every_evaluation * test) + test
-    batches = FORWARD_SHARE * sequences / task.batch_size
-    return seconds_of(config) * (1 + batches / training.steps)
 
 
 def _make_spec(

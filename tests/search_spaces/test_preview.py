@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from eigensweep.search_spaces.checks.brackets import Brackets
-from eigensweep.search_spaces.checks.preview import preview
+from eigensweep.search_spaces.checks.preview import preview, training_seconds
 from eigensweep.search_spaces.checks.spec_warnings import list_warnings
 from eigensweep.search_spaces.shipped.presets import load_preset, preset_names
 from eigensweep.search_spaces.spec import ExperimentSpec
@@ -323,7 +323,27 @@ def test_asha_says_when_it_stops_and_the_estimate_counts_it():
         plain.estimate.core_hours_low * 7 / 27, rel=0.1
     )
     assert found.estimate.core_hours_high == plain.estimate.core_hours_high
-    assert "Its low end takes it that asha stops all that it may" in found.estimate.words
+    assert "At the low end asha stops as many trials as it can" in found.estimate.words
+
+
+@pytest.mark.parametrize(
+    ("task", "factor"),
+    [
+        ({"name": "ptb_chars", "bptt": 20}, 100),
+        ({"name": "pixel_mnist"}, 10),
+        ({"name": "adding", "length": 50, "valid_size": 10_000}, 10),
+    ],
+)
+def test_an_estimate_counts_evaluations(task, factor):
+    """Of three steps, most of the time goes into validation and test data."""
+    few = make(task=task, training={"steps": 3, "evaluate_every": 3})
+    once, often = (
+        preview(make(task=task, training={"steps": 100, "evaluate_every": every}))
+        for every in (100, 10)
+    )
+    config = few.trial(next(iter(few.space())))
+    assert preview(few).estimate.seconds_a_trial_high > factor * training_seconds(config)
+    assert often.estimate.seconds_a_trial_high > 2 * once.estimate.seconds_a_trial_high
 
 
 def test_hyperband_is_estimated_by_the_shares_of_its_brackets():
