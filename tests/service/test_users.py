@@ -330,6 +330,9 @@ class TestQuotas:
         assert answer.json()["type"] == "urn:eigensweep:problem:quota-exceeded"
         assert words in answer.json()["detail"]
         assert anna.get("/v1/experiments").json()["items"] == []
+        seen = anna.post("/v1/experiments/preview", json=spec()).json()["side_by_side"]
+        if "max_experiments" not in quotas:  # which counts at the moment of the post
+            assert words in " ".join(seen["warnings"])
         post(of("bob"), spec())  # it is nobody else's
 
     def test_an_exceeded_quota_is_told_beside_mistakes_of_the_spec(self, of, accounts, spec):

@@ -156,9 +156,9 @@ def _find_refused_webhooks(urls: Sequence[str], hosts: Collection[str]) -> list[
 
 
 def _find_exceeded_quotas(
-    service: Service, spec: ExperimentSpec, user: str, errors: Sequence[SpecError]
+    service: Service, spec: ExperimentSpec, user: str, errors: Sequence[SpecError] = ()
 ) -> list[SpecError]:
-    """Return which quota a spec exceeds that is refused for `errors` in any case."""
+    """Return which quota a spec exceeds, as far as its `errors` let one tell."""
     if Places(each.path for each in errors).touch("space", "search", "limits"):
         return []  # nobody knows how many trials it has
     try:
@@ -211,6 +211,7 @@ def _look(
 def preview_experiment(
     settings: TheSettings,
     service: AnyService,
+    caller: callers.Reader,
     spec: ExperimentSpec,
     extends: Annotated[
         bool,
@@ -225,12 +226,15 @@ def preview_experiment(
     if at_once is not None:
         bounds = (at_once, spec.limits.concurrency, spec.trial_count())
         at_once = min(bound for bound in bounds if bound is not None)
+    warnings = [] if room is None or room.problem is None else [room.problem]
+    if service is not None:
+        warnings += [each.message for each in _find_exceeded_quotas(service, spec, caller.user)]
     lanes = spec.resources.lanes
     side_by_side = SidePreview(
         at_once=at_once,
         lanes=lanes,
         alone={} if lanes is None else explain_arms_alone(spec),
-        warnings=[] if room is None or room.problem is None else [room.problem],
+        warnings=warnings,
     )
     return preview(spec, side_by_side, look.warm_start, look.guesses)
 
