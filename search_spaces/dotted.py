@@ -1,13 +1,16 @@
 """Replaces single fields of a spec, given as plain values, by dotted path.
 
-Nothing here knows which fields a spec may have, and nothing of the project is imported, so that
-the command line starts quickly.
+But for the parts of a parameter, nothing here knows which fields a spec may have. Nothing of the
+project is imported, so that the command line starts quickly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+PARTS = frozenset(("type", "low", "high", "step", "log", "choices", "when"))
+"""What a parameter of a space may say of itself."""
 
 
 class PathError(ValueError):
@@ -33,13 +36,17 @@ def with_settings(spec: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[
     """Return a copy of `spec` in which the field at each dotted path has its value.
 
     A path names an arm by its name or its number. The rest of a path after `space` is the path of
-    one parameter.
+    one parameter; behind that of a parameter which the space has, `low`, `high`, ... is one part of
+    it.
 
     >>> spec = {"arms": [{"name": "lstm", "model": {"name": "lstm"}}], "search": {"space": {}}}
     >>> with_settings(spec, {"arms.lstm.optimizer.lr": 0.1, "search.space.optimizer.lr": [1, 2]})
     ... # doctest: +NORMALIZE_WHITESPACE
     {'arms': [{'name': 'lstm', 'model': {'name': 'lstm'}, 'optimizer': {'lr': 0.1}}],
      'search': {'space': {'optimizer.lr': [1, 2]}}}
+    >>> spec = {"search": {"space": {"optimizer.lr": {"low": 0.01, "high": 0.1}}}}
+    >>> with_settings(spec, {"search.space.optimizer.lr.high": 0.3})
+    {'search': {'space': {'optimizer.lr': {'low': 0.01, 'high': 0.3}}}}
 
     Raises:
         PathError: if there is no such path.
@@ -53,6 +60,11 @@ def with_settings(spec: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[
         node: Any = changed
         for depth, key in enumerate(keys[:-1]):
             node = _enter(node, key, ".".join(keys[: depth + 1]))
+        parameter, _, part = keys[-1].rpartition(".")
+        if part in PARTS and isinstance(node, dict) and parameter in node:
+            if isinstance(node[parameter], list):
+                node[parameter] = {"choices": node[parameter]}
+            node, keys = node[parameter], [*keys[:-1], parameter, part]
         if isinstance(node, list):
             node[_place(node, keys[-1], path)] = value
         elif isinstance(node, dict):

@@ -22,6 +22,8 @@ from eigensweep.client import Client, InputError, RefusedError, ServiceAwayError
 from eigensweep.client import connection as client_connection
 from eigensweep.client.spec_file import parse_settings, read, with_settings
 from eigensweep.command.cli import app
+from eigensweep.search_spaces.dotted import PARTS
+from eigensweep.search_spaces.parameters import Choice, Integer, Real
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 ID = "1m7xnz0qe2nqc"
@@ -567,10 +569,12 @@ def test_numbers_in_a_spec_file_are_numbers(tmp_path: Any) -> None:
         ("arms.gru.seed=1", "there is no 'gru' here; there is lstm, mine"),
         ("arms.2.seed=1", "there is no '2' here"),
         ("name.first=1", "name is 'x', which holds no fields"),
+        ("search.space.seed.low=1", "search.space.seed is 3, which holds no fields"),
     ],
 )
 def test_a_setting_of_a_missing_field_is_refused_with_words(setting: str, message: str) -> None:
-    spec = {"name": "x", "arms": [{"model": {"name": "lstm"}}, {"name": "mine", "model": {}}]}
+    arms = [{"model": {"name": "lstm"}}, {"name": "mine", "model": {}}]
+    spec = {"name": "x", "arms": arms, "search": {"space": {"seed": 3}}}
 
     with pytest.raises(InputError, match=message.replace("(", r"\(").replace("[", r"\[")):
         with_settings(spec, parse_settings([setting]))
@@ -583,6 +587,36 @@ def test_settings_do_not_change_the_original_spec() -> None:
 
     assert changed == {"search": {"space": {"optimizer.lr": {"low": 1e-4, "high": 1}}}}
     assert spec == {"search": {"space": {"optimizer.lr": [1, 2]}}}
+
+
+def test_one_end_of_a_range_can_be_set() -> None:
+    ends = {"low": 1e-4, "high": 0.1, "log": True}
+    space = {"optimizer.lr": ends, "model.hidden_size": [8, 16]}
+    spec = {"arms": [{"name": "lstm", "space": space}], "search": {"space": space}}
+    when = {"optimizer.name": ["adam"]}
+
+    changed = with_settings(
+        spec,
+        {
+            "search.space.optimizer.lr.high": 0.3,
+            "arms.lstm.space.model.hidden_size.when": when,
+            "search.space.optimizer.momentum.step": 1,
+        },
+    )
+
+    wider = {"low": 1e-4, "high": 0.3, "log": True}
+    assert changed["search"] == {
+        "space": space | {"optimizer.lr": wider, "optimizer.momentum.step": 1}
+    }
+    parts = {"choices": [8, 16], "when": when}
+    assert changed["arms"] == [{"name": "lstm", "space": space | {"model.hidden_size": parts}}]
+    assert spec["search"] == {"space": space}
+
+
+def test_settings_know_every_part_of_a_parameter() -> None:
+    kinds = (Choice, Real, Integer)
+
+    assert {field.alias or name for k in kinds for name, field in k.model_fields.items()} == PARTS
 
 
 def test_a_proxy_that_needs_another_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
