@@ -81,6 +81,8 @@ def _follow_lines(experiment: Experiment, screen: Console) -> None:
     for event in experiment.events():
         if event.kind == "trial.report" and time.monotonic() - last_line < QUIET_SECONDS:
             continue
+        if event.kind == "experiment.notice" and not event.data.get("reason"):
+            continue  # its notices have gone away, and nothing is to be told
         screen.print(format_event(event), markup=False)
         last_line = time.monotonic()
     experiment.refresh()

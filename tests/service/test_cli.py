@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.text import Text
 from typer.testing import CliRunner, Result
 
-from eigensweep.client import Client, RefusedError, ServiceAwayError, connection
+from eigensweep.client import Client, Event, RefusedError, ServiceAwayError, connection
 from eigensweep.client.answers.answers import LIST_HEADS, Answer, describe_pareto
 from eigensweep.client.answers.tables import DROPPED_FIRST, Table
 from eigensweep.client.answers.trial_table import TrialTable
@@ -383,6 +383,16 @@ def test_watch_as_json_prints_each_event_then_the_experiment(cli: Cli, spec: str
     assert events[0]["kind"] == "experiment.queued"
     assert events[-1]["kind"] == "experiment.completed"
     assert (last["id"], last["state"], last["best"]["number"]) == (id, "completed", 1)
+
+
+def test_a_notice_is_a_line_and_its_end_is_none() -> None:
+    told = {"experiment": "1m7xnz0qe2nqc", "reason": "the disk is nearly full"}
+    events = [Event("1", "experiment.notice", told)]
+    events += [Event("2", "experiment.notice", told | {"reason": None})]
+    screen = Console(file=io.StringIO(), width=200)
+    terminal.follow(Mock(events=lambda: events), screen)
+    line = "experiment 1m7xnz0qe2nqc notice (the disk is nearly full)\n"
+    assert screen.file.getvalue() == line
 
 
 def test_a_failed_trial_shows_its_error(cli: Cli, spec: str) -> None:
