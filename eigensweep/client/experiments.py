@@ -24,7 +24,7 @@ from eigensweep.client.answers.answers import (
     describe_pareto,
     describe_race,
 )
-from eigensweep.client.answers.tables import format_cell, format_html
+from eigensweep.client.answers.tables import format_arm, format_html
 from eigensweep.client.answers.trial_table import TrialTable
 from eigensweep.client.connection import PAGE_SIZE
 from eigensweep.client.events import Event, read_events
@@ -70,8 +70,7 @@ class Experiment(Remote):
             rows.append(("done", format_done(self.fraction)))
         if best is not None:
             name = f"best {metric.get('name', 'value')}"
-            settings = format_cell("settings", best.get("params"))
-            rows.append((name, f"{format_value(best['value'])}: {best['arm']} {settings}"))
+            rows.append((name, f"{format_value(best['value'])}: {format_arm(best)}"))
         if self.content.get("baseline") is not None:
             rows.append(("baseline", format_value(self.content["baseline"])))
         return format_html((), rows)

@@ -18,11 +18,11 @@ from rich.text import Text
 
 from eigensweep.client import Event, Experiment, RefusedError, ServiceAwayError
 from eigensweep.client.answers.answers import count_trials, format_duration
-from eigensweep.client.answers.tables import format_cell
+from eigensweep.client.answers.tables import format_arm
 from eigensweep.client.connection import UNAVAILABLE
 from eigensweep.client.shapes import ExperimentJson, TrialJson
 from eigensweep.results.ranking import OBJECTIVE
-from eigensweep.search_spaces.labels import format_value
+from eigensweep.search_spaces.labels import describe_settings, format_value
 
 FOLLOWED = 0.2
 """Share of the difference to a new estimate of the time left by which the shown one moves."""
@@ -130,7 +130,7 @@ def board(experiment: ExperimentJson, running: Sequence[TrialJson]) -> Renderabl
             ProgressBar(total=steps, completed=step, width=30),
             trial.get("reopened_for") or f"step {step:,} of {steps:,}",
             _format_current(trial),
-            Text(format_cell("settings", trial.get("params"))),
+            Text(describe_settings(trial.get("params") or {})),
         )
     return Group(bars, Text(standing(experiment)))
 
@@ -143,8 +143,7 @@ def standing(experiment: ExperimentJson) -> str:
     words = f"{state}: best {format_value(best['value'])}"
     if experiment.get("baseline") is not None:
         words += f", baseline {format_value(experiment['baseline'])}"
-    settings = format_cell("settings", best.get("params"))
-    return f"{words} (trial {best['number']}, {best['arm']} {settings})"
+    return f"{words} (trial {best['number']}, {format_arm(best)})"
 
 
 def _name_phase(experiment: ExperimentJson) -> str:

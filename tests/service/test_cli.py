@@ -258,6 +258,16 @@ def test_a_fork_posts_the_same_spec_with_changes(cli: Cli, spec: str) -> None:
     assert forked["spec"] == first["spec"] | {"name": "fork"}
 
 
+def test_where_nothing_varies_no_settings_are_told(cli: Cli, spec: str) -> None:
+    id = json.loads(cli("submit", spec, "--follow", "--json").stdout.splitlines()[-1])["id"]
+    followed = cli("fork", f"{id}/1", "--follow").stdout
+    heads, best = re.findall(r"^(?:rank|best) .*", followed, re.M)
+    assert "settings" not in heads
+    assert best.endswith("trial 0, lstm")
+    assert "settings" not in cli("trials", "last", "0").stdout
+    assert cli("trials", id).stdout.split()[:4] == ["rank", "trial", "arm", "settings"]
+
+
 def test_a_fork_of_a_trial_keeps_the_limits_of_one() -> None:
     limits = {"trials": 9, "stall_seconds": 7200, "wall_seconds": None}
     config = dict.fromkeys(

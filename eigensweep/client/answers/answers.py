@@ -11,7 +11,13 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from eigensweep.client.answers.tables import Table, align_columns, describe_rows, format_cell
+from eigensweep.client.answers.tables import (
+    Table,
+    align_columns,
+    describe_rows,
+    format_arm,
+    format_cell,
+)
 from eigensweep.client.shapes import ExperimentJson
 from eigensweep.protocol.states import OUTCOMES
 from eigensweep.results.ranking import OBJECTIVE
@@ -185,8 +191,9 @@ def describe_trial(trial: Answer) -> Iterator[Part]:
     rows = [
         ("trial", f"{trial['number']} of arm {trial['arm']}"),
         ("state", f"{trial['state']}, {steps}, attempt {trial['attempt']}"),
-        ("settings", format_cell("settings", trial["params"])),
     ]
+    if trial["params"]:
+        rows.append(("settings", format_cell("settings", trial["params"])))
     if trial["parameters"] is not None:
         rows.append(("parameters", format_cell("parameters", trial["parameters"]["free"])))
     if trial["seconds"] is not None:
@@ -404,8 +411,7 @@ def format_experiment(experiment: ExperimentJson, address: str) -> str:
     if best is not None:
         value = format_value(best["value"])
         ratio = f", {format_share(best['value'] / baseline)} of the baseline" if baseline else ""
-        settings = format_cell("settings", best.get("params"))
-        rows.append(("best", f"{value}{ratio}: trial {best['number']}, {best['arm']} {settings}"))
+        rows.append(("best", f"{value}{ratio}: trial {best['number']}, {format_arm(best)}"))
     if usage := experiment.get("usage"):
         gpus = usage["gpu_hours"]
         of_gpus = f", {format_duration(3600 * gpus)} of one GPU" if gpus else ""

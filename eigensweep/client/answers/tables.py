@@ -6,7 +6,7 @@ is 15 seconds for the trials of a large grid.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from math import isfinite
 from typing import Any, Final
@@ -168,6 +168,17 @@ def format_cell(column: str, value: Any) -> str:
     if column == "ratio":
         return format_share(value)
     return format_value(value)
+
+
+def format_arm(trial: Mapping[str, Any]) -> str:
+    """Return the arm of a trial, with what the search chose if it chose something.
+
+    >>> format_arm({"arm": "lstm", "params": {"optimizer.lr": 0.001}})
+    'lstm lr=0.001'
+    >>> format_arm({"arm": "lstm", "params": {}})
+    'lstm'
+    """
+    return f"{trial['arm']} {describe_settings(trial.get('params') or {})}".rstrip()
 
 
 LATEX = str.maketrans({sign: f"\\{sign}" for sign in "&%$#_{}"} | {

@@ -81,12 +81,11 @@ class TrialTable(list[Row]):
     def columns(self) -> tuple[str, ...]:
         """The columns that it prints.
 
-        Left out are those on spread where no trial has replicates, and `changes` where
-        population-based training has replaced none.
+        Left out are those on spread where no trial has replicates, `settings` where nothing
+        varies, and `changes` where population-based training has replaced none.
         """
-        hidden = () if any((row["n"] or 0) > 1 for row in self) else SPREAD
-        if not any(row["changes"] for row in self):
-            hidden = (*hidden, "changes")
+        hidden: tuple[str, ...] = () if any((row["n"] or 0) > 1 for row in self) else SPREAD
+        hidden += tuple(head for head in ("settings", "changes") if not any(r[head] for r in self))
         return tuple(column for column in COLUMNS if column not in hidden)
 
     def format_rows(self) -> list[list[str]]:
