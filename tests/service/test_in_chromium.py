@@ -142,6 +142,16 @@ def finished(ledger, settings) -> Any:
     return ledger
 
 
+def test_below_importance_stands_which_arms_it_lacks(browser, serve, ledger, settings):
+    for number in (10, 11):
+        complete(ledger, Path(settings.storage_folder), number, "scornn", 0.01 * number)
+    ledger.end("completed")
+    browser.get(f"{serve()}/experiments/{ledger.experiment_id}")
+    find(browser, "#importance:not([hidden]) .drawing .bars path")
+    words = "Not drawn: optimizer.lr of lstm: 2 finished trials have it; 4 are needed."
+    assert text_of(browser, "#importance-left-out") == words
+
+
 def test_a_finished_one_shows_importance_front_and_comparisons(browser, serve, finished):
     emulate(browser, 1200, "light")
     here = f"{serve()}/experiments/{finished.experiment_id}"

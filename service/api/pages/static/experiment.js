@@ -287,6 +287,14 @@ async function drawImportance() {
       },
     }));
   }
+  const out = new Map();
+  for (const { arm, path, share, problem } of rows) {
+    const why = `${arm}: ${problem}`;
+    if (share === null) out.set(why, [...(out.get(why) ?? []), path]);
+  }
+  document.getElementById("importance-left-out").textContent = [...out]
+    .map(([why, paths]) => `Not drawn: ${paths.join(", ")} of ${why}.`)
+    .join(" ");
   fill(
     section.querySelector(".scroll"),
     ["arm", "setting", "share", "trials", "remark"],
