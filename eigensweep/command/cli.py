@@ -232,7 +232,7 @@ def weights(
     """Write a trial's weights to a file that `torch.load(FILE, weights_only=True)` reads."""
     from eigensweep.training.weights import NoWeightsError
 
-    chosen = _find_trial(call, trial)
+    chosen = _find_trial(call, trial, "weights")
     try:
         kept = chosen.weights("last" if last else "best", seed=seed)
     except NoWeightsError as error:
@@ -245,21 +245,28 @@ def weights(
 @command(app)
 def logs(call: Call, trial: TrialName) -> None:
     """Show what a trial's process has printed: prints, warnings and logs, the newest of them."""
-    chosen = _find_trial(call, trial)
+    chosen = _find_trial(call, trial, "logs")
     text = chosen.logs()
     if not text:
-        words = "has printed nothing, or is trained in an engine, which prints into the logs of Ray"
+        words = "has printed nothing"
+        if any(attempt["lanes"] for attempt in chosen["attempts"]):
+            words += " of its own: it trained in an engine, which prints into the logs of Ray"
         typer.echo(f"trial {chosen['number']} {words}", err=True)
     call.tell({"trial": chosen["number"], "text": text}, lambda found: found["text"].rstrip("\n"))
 
 
-def _find_trial(call: Call, name: str) -> Trial:
+def _find_trial(call: Call, name: str, wanted: Literal["weights", "logs"]) -> Trial:
     """Return the trial that `EXPERIMENT/NUMBER` means, or the best of an experiment."""
     found, number = call.client.find_trial(name)
-    chosen = found.best if number is None else found.trial(number)
-    if chosen is None:
-        raise InputError(f"{name} has no best trial yet; name one: {name}/0")
-    return chosen
+    if number is None:
+        best = found.best
+        if best is None and found.is_over:
+            words = f"others have {wanted}, too: eigensweep {wanted} '{name}/0'"
+            raise InputError(f"no trial of '{name}' was completed; {words}")
+        if best is None:
+            raise InputError(f"'{name}' has no best trial yet; name one: '{name}/0'")
+        number = best["number"]
+    return found.trial(number)
 
 
 @command(app)

@@ -17,6 +17,7 @@ from eigensweep.search_spaces.checks.race_words import (
 from eigensweep.search_spaces.checks.search_words import HALVING, explain_search, find_brackets
 from eigensweep.search_spaces.checks.spec_warnings import list_warnings
 from eigensweep.search_spaces.errors import InvalidPointError
+from eigensweep.search_spaces.parameters import Parameter
 from eigensweep.search_spaces.sequences import quasi_random
 from eigensweep.search_spaces.space import Point, Space
 from eigensweep.search_spaces.spec import ExperimentSpec
@@ -289,6 +290,12 @@ def _keep(spec: ExperimentSpec, walk: Iterable[Point]) -> Iterator[Point]:
     return filter(spec.keeps, islice(walk, MOST_TRIED))
 
 
+def _say_values(axis: Parameter) -> str:
+    """Return which values a parameter takes, and where it exists."""
+    when = (f"{path} = {' or '.join(map(str, values))}" for path, values in axis.when.items())
+    return f"{axis.describe()}{', if ' if axis.when else ''}{' and '.join(when)}"
+
+
 def _arm(
     spec: ExperimentSpec, space: Space, name: str, model: str, configs: dict[str, list[TrialConfig]]
 ) -> ArmPreview:
@@ -301,7 +308,7 @@ def _arm(
         largest_parameters=max(counts, default=None),
         axes=[
             AxisPreview(
-                path=path, values=axis.describe(), size=axis.size(), conditional=bool(axis.when)
+                path=path, values=_say_values(axis), size=axis.size(), conditional=bool(axis.when)
             )
             for path, axis in space.axes(name).items()
         ],
@@ -380,22 +387,21 @@ def _estimate(
     mean = sum(seconds) / len(seconds)
     hours = (trials or 1) * mean / 3600
     racing_hours = count_extra_trainings(spec) * mean / spec.replicates / 3600
-    brackets, left_out = find_brackets(spec), "Early stopping, schedulers and GPUs"
+    brackets, range_words = find_brackets(spec), ""
     share = brackets.share if brackets is not None and spec.scheduler.name in HALVING else 1.0
+    left_out = "Early stopping, schedulers"
     if share < 1:
-        left_out = (
-            f"At the low end {spec.scheduler.name} stops as many trials as it can, at the high end "
-            "none. `training.patience` and GPUs"
-        )
+        low = f"Low: {spec.scheduler.name} stops as many trials as it can."
+        range_words, left_out = f"{low} High: it stops none. ", "`training.patience`"
     if not all(_count_sequences(config.task, "valid_size") for config in every):
-        left_out = f"Evaluations, whose sizes are not known, {left_out[0].lower()}{left_out[1:]}"
+        left_out += ", evaluations (their sizes are not known)"
     return Estimate(
         seconds_a_trial_low=_two_digits(min(seconds) / MARGIN),
         seconds_a_trial_high=_two_digits(max(seconds) * MARGIN),
         core_hours_low=_two_digits(share * hours / MARGIN),
         core_hours_high=_two_digits((hours + racing_hours) * MARGIN),
         words="An order of magnitude for one CPU core, computed from sizes at an assumed speed. "
-        f"{left_out} are left out. The speed of the first trial is a better guide.",
+        f"{range_words}{left_out} and GPUs are left out. The speed of the first trial is a better guide.",
     )
 
 

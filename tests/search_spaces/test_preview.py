@@ -290,6 +290,8 @@ class TestAFixedValueThatIsSearched:
         space = {"optimizer.name": ["adam", "rmsprop"], "optimizer.alpha": alpha}
         found = preview(make(optimizer={"alpha": 0.8}, search={"space": space}))
         assert found.warnings == []
+        told = {axis.path: axis.values for axis in found.arms[0].axes}
+        assert told["optimizer.alpha"] == "0.5, 0.7, if optimizer.name = rmsprop"
 
     def test_is_nothing_where_a_stored_spec_has_it_by_default(self):
         stored = make(search=RATES).model_dump(mode="json")
@@ -323,7 +325,7 @@ def test_asha_says_when_it_stops_and_the_estimate_counts_it():
         plain.estimate.core_hours_low * 7 / 27, rel=0.1
     )
     assert found.estimate.core_hours_high == plain.estimate.core_hours_high
-    assert "At the low end asha stops as many trials as it can" in found.estimate.words
+    assert "Low: asha stops as many trials as it can. High: it stops none." in found.estimate.words
 
 
 @pytest.mark.parametrize(

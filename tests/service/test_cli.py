@@ -643,6 +643,15 @@ def test_arms_are_compared_at_equal_effort(cli: Cli, spec: str) -> None:
         assert client.compare_effort(id, f"{id}/{arm}") == as_json
 
 
+def test_weights_of_no_completed_trial_are_told_how_to_get(cli: Cli, spec: str) -> None:
+    hopeless = ("--set", "name=hopeless", "--set", "search.space.optimizer.lr=[10.0]")
+    cli("submit", spec, "--follow", *hopeless)
+    done = cli("weights", "hopeless", "--out", "nothing.pt")
+    words = "others have weights, too: eigensweep weights 'hopeless/0'"
+    assert done.exit_code == 2
+    assert done.stderr == f"error: no trial of 'hopeless' was completed; {words}\n"
+
+
 def test_a_race_is_told_and_that_there_was_none_too(cli: Cli, spec: str) -> None:
     id = json.loads(cli("submit", spec, "--json").stdout)["id"]
     cli("watch", id)

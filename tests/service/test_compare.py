@@ -120,7 +120,7 @@ def test_a_look_after_each_seed_tells_what_they_say_so_far(run, compare):
     found = compare(f"{id}/0", f"{id}/1")
     seen = found["pairs"][0]["test"]["so_far"]
     assert next(describe_more_seeds(found)).endswith(
-        f"; 20 would decide, which takes about {seen['seeds']} seeds like these"
+        f" (20 decide); at this difference that takes about {seen['seeds']} seeds"
     )
 
 

@@ -144,7 +144,8 @@ def test_the_end_of_a_race_is_told_with_what_is_open(race):
     assert "3 seeds: 2 stay in the race, 1 leave" in lines
     assert lines[-1] == f"over: {found['words']}"
     (told,) = [line for line in lines if line.startswith("trial 1 against the leader: e = ")]
-    assert f"takes about {found['racers'][1]['wanted']} seeds like these to decide" in told
+    wanted = found["racers"][1]["wanted"]
+    assert f"(40 decide): not distinguishable; at this difference it takes about {wanted} " in told
     assert [look["seeds"] for look in found["racers"][1]["looks"]] == [3, 4, 5]
     ranked = race.client.get(f"/v1/experiments/{race.id}/trials?sort=value&limit=1").json()
     following = f"/v1/experiments/{race.id}/trials?sort=value&cursor={ranked['next_cursor']}"

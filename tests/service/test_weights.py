@@ -27,6 +27,7 @@ from eigensweep.client import Client
 from eigensweep.client.experiments import Experiment
 from eigensweep.client.trial import Trial
 from eigensweep.command import cli, frame
+from eigensweep.protocol.messages import Place
 from eigensweep.results.trial_result import Source
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
@@ -276,7 +277,18 @@ def test_prints_are_text_for_all_who_ask(client, experiment, monkeypatch):
     assert (said.exit_code, said.stdout) == (0, f"{prints}\n")
     said = CliRunner().invoke(cli.app, ["logs", f"{experiment.id}/1"])
     assert (said.exit_code, said.stdout) == (0, "\n")
-    assert "trial 1 has printed nothing, or is trained in an engine" in said.stderr
+    assert said.stderr == "trial 1 has printed nothing\n"
+
+
+def test_a_trial_of_an_engine_printed_into_the_logs_of_ray(client, own_ledger, monkeypatch):
+    place = Place(node="here", pid=7, device="cpu", lanes=4)
+    own_ledger.report(1, 1, 15, {"objective": 0.5}, place)
+    found = Experiment.load(Direct(client), own_ledger.experiment_id)
+    monkeypatch.setattr(Client, "experiment", lambda client, id: found)
+    monkeypatch.setattr(frame, "Client", lambda _: Client("http://here"))
+    said = CliRunner().invoke(cli.app, ["logs", f"{found.id}/1"])
+    words = "it trained in an engine, which prints into the logs of Ray"
+    assert said.stderr == f"trial 1 has printed nothing of its own: {words}\n"
 
 
 def test_the_command_writes_a_file(experiment, monkeypatch, tmp_path):

@@ -123,10 +123,7 @@ def describe_more_seeds(comparison: Answer) -> Iterator[str]:
             continue
         words = f"decided, {seen['verdict']}"
         if not seen["decided"]:
-            words = (
-                f"{seen['wanted']:.4g} would decide, which takes {_say_seeds(seen['seeds'])} like "
-                "these"
-            )
+            words = f"at this difference that takes {_say_seeds(seen['seeds'])}"
         plan = seen["plan"]
         if plan is not None:
             hours = plan["core_hours"]
@@ -134,7 +131,7 @@ def describe_more_seeds(comparison: Answer) -> Iterator[str]:
             words += "" if hours is None else f", about {hours:.2g} core-hours more"
         yield (
             f"{pair['first']} and {pair['second']}, on test data at any look: "
-            f"e = {seen['e_value']:.3g}; {words}"
+            f"e = {seen['e_value']:.3g} ({seen['wanted']:.4g} decide); {words}"
         )
 
 
@@ -344,10 +341,10 @@ def _describe_racers(content: Answer) -> Iterator[str]:
             seen = racer["looks"][-1]
             words = racer["verdict"]
             if words == "not distinguishable":
-                words += f", which takes {_say_seeds(racer['wanted'])} like these to decide"
+                words += f"; at this difference it takes {_say_seeds(racer['wanted'])} to decide"
             yield (
-                f"trial {racer['number']} against the leader: e = {seen['e_value']:.3g} of "
-                f"{content['wanted_e_value']:.4g}; {words}"
+                f"trial {racer['number']} against the leader: e = {seen['e_value']:.3g} "
+                f"({content['wanted_e_value']:.4g} decide): {words}"
             )
     if hours := content["core_hours"]:
         limit = "" if hours["limit"] is None else f" of {hours['limit']:g}"
