@@ -37,6 +37,7 @@ from eigensweep.command import accounts, backup, data, nodes, storage, terminal
 from eigensweep.command.frame import (
     FAILURE,
     INTERRUPTED,
+    App,
     Call,
     Url,
     command,
@@ -98,6 +99,7 @@ CONTROL, PAPERS, KNOWN, OPERATION = "Control", "Papers", "What there is", "Opera
 
 app = typer.Typer(
     name="eigensweep",
+    cls=App,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -23,7 +23,7 @@ from typing import (
 )
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from eigensweep.client import Client, RefusedError, ServiceAwayError
 from eigensweep.client.answers.answers import Answer
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from eigensweep.service.settings import Settings
 
 FAILURE, BAD_INPUT, INTERRUPTED = 1, 2, 130
+USAGE_ERROR: Any = typer.BadParameter.__base__
+"""What typer raises where words of a command line cannot be read; it has no public name."""
 SECONDS: Final = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 EXTRAS: Final = {
@@ -89,6 +91,31 @@ class _Command(TyperCommand):
         if extra and not ctx.resilient_parsing:
             ctx.fail(f"Got unexpected extra argument ({extra[0]}): write {' or '.join(ways)}")
         return extra
+
+
+class App(TyperGroup):
+    """The command line. What cannot be read of it is told in a line, as other mistakes are."""
+
+    def make_context(self, *args: Any, **more: Any) -> Any:
+        with _usage_errors():
+            return super().make_context(*args, **more)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _usage_errors():  # those of all commands below it
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _usage_errors() -> Iterator[None]:
+    try:
+        yield
+    except USAGE_ERROR as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # shows the help
+            raise
+        words = " ".join(error.format_message().split())
+        hint = f"  see `{error.ctx.command_path} --help`" if error.ctx else ""
+        typer.echo(f"error: {words}\n{hint}".rstrip(), err=True)
+        raise typer.Exit(BAD_INPUT) from None
 
 
 class FailedError(Exception):

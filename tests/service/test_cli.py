@@ -155,6 +155,32 @@ def test_an_unknown_name_exits_with_2_and_lists_the_known(
     assert message in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "message", "command"),
+    [
+        ("prioritize last hi", "Invalid value for 'priority': ", " prioritize"),
+        ("submit", "Missing argument 'source'.", " submit"),
+        ("list --limit 0", "Invalid value for '--limit': ", " list"),
+        ("token create --nobody", "No such option: --nobody", " token create"),
+        ("sumbit", "No such command 'sumbit'.", ""),
+        ("--nobody", "No such option: --nobody", ""),
+    ],
+)
+def test_unreadable_arguments_are_told_as_other_mistakes(
+    cli: Cli, words: str, message: str, command: str
+) -> None:
+    done = cli(*words.split(), prog_name="eigensweep")
+    first, second = done.stderr.splitlines()
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert first.startswith(f"error: {message}")
+    assert second == f"  see `eigensweep{command} --help`"
+
+
+def test_without_a_command_the_help_is_shown(cli: Cli) -> None:
+    for words in ((), ("token",)):
+        assert "Usage: " in cli(*words).output
+
+
 def test_a_folder_is_told_with_the_files_in_it(
     cli: Cli, spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
