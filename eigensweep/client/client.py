@@ -52,18 +52,19 @@ class Client(Connection):
         `settings` replace single fields, by dotted path:
         `submit("quickstart", seed=7, **{"training.steps": 50})`.
         `notify` are https addresses that the service tells how it ends; it must allow their hosts.
+        `search.warm_start` takes whatever names an experiment: see `find_id`.
 
         Raises:
             InputError: if the file cannot be read or there is no such path.
             RefusedError: if the service finds something wrong with the spec.
         """
-        spec = self.read_spec(source, settings)
+        spec = self._find_sources(self.read_spec(source, settings))
         query = "?" + urlencode({"notify": list(notify)}, doseq=True) if notify else ""
         return Experiment(self, self.post_once(Experiment.listing_path + query, spec))
 
     def preview(self, source: SpecSource, /, **settings: Any) -> Answer:
         """Return what `submit` would do with the same arguments, without posting it."""
-        spec = self.read_spec(source, settings)
+        spec = self._find_sources(self.read_spec(source, settings))
         return Answer(self.post(f"{Experiment.listing_path}/preview", spec), describe_preview)
 
     def read_spec(self, source: SpecSource, settings: Mapping[str, Any]) -> dict[str, object]:
@@ -80,6 +81,15 @@ class Client(Connection):
             if Path(source).is_dir():  # beside a preset of that name it is not meant
                 read(source)
             raise
+
+    def _find_sources(self, spec: dict[str, object]) -> dict[str, object]:
+        """Return a spec with the ids of the experiments that its search starts from."""
+        search = spec.get("search")
+        named = search.get("warm_start") if isinstance(search, dict) else None
+        if not isinstance(search, dict) or not isinstance(named, list):
+            return spec
+        ids = [self.find_id(each) if isinstance(each, str) else each for each in named]
+        return spec | {"search": search | {"warm_start": ids}}
 
     def experiment(self, name: str) -> Experiment:
         """Return an experiment that was posted before: see `find_id` for what names it."""

@@ -613,6 +613,16 @@ def test_one_end_of_a_range_can_be_set() -> None:
     assert spec["search"] == {"space": space}
 
 
+def test_a_search_starts_from_experiments_by_their_names(stub: Stub, client: Client) -> None:
+    items = [{"id": ID, "name": "mine"}]
+    stub.answers["/v1/experiments"] = [as_json(200, {"items": items, "next_cursor": None})]
+    stub.answers["/v1/experiments/preview"] = stub.answers["/v1/experiments"]
+    spec = {"search": {"warm_start": ["last", "mine", ID, 7]}}
+    for post in (client.submit, client.preview):
+        post(spec)
+        assert json.loads(stub.heard[-1][2]) == {"search": {"warm_start": [ID, ID, ID, 7]}}
+
+
 def test_settings_know_every_part_of_a_parameter() -> None:
     kinds = (Choice, Real, Integer)
 
