@@ -91,7 +91,7 @@ class Experiment(Remote):
 
     @property
     def best(self) -> Trial | None:
-        """The best trial so far, after a refresh; None before there is one."""
+        """The best of the trials that have completed, after a refresh; None before there is one."""
         best = self.refresh().content["best"]
         return None if best is None else Trial(self.connection, best)
 
