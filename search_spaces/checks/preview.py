@@ -401,7 +401,8 @@ def _estimate(
         core_hours_low=_two_digits(share * hours / MARGIN),
         core_hours_high=_two_digits((hours + racing_hours) * MARGIN),
         words="An order of magnitude for one CPU core, computed from sizes at an assumed speed. "
-        f"{range_words}{left_out} and GPUs are left out. The speed of the first trial is a better guide.",
+        f"{range_words}{left_out} and GPUs are left out. The speed of the first trial is a better "
+        "guide.",
     )
 
 
