@@ -36,8 +36,7 @@ def with_settings(spec: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[
     """Return a copy of `spec` in which the field at each dotted path has its value.
 
     A path names an arm by its name or its number. The rest of a path after `space` is the path of
-    one parameter; behind that of a parameter which the space has, `low`, `high`, ... is one part of
-    it.
+    one parameter. If the space has it, `.low`, `.high`, ... behind that path set one part of it.
 
     >>> spec = {"arms": [{"name": "lstm", "model": {"name": "lstm"}}], "search": {"space": {}}}
     >>> with_settings(spec, {"arms.lstm.optimizer.lr": 0.1, "search.space.optimizer.lr": [1, 2]})
@@ -63,6 +62,8 @@ def with_settings(spec: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[
         parameter, _, part = keys[-1].rpartition(".")
         if part in PARTS and isinstance(node, dict) and parameter in node:
             if isinstance(node[parameter], list):
+                if part not in ("when", "type"):
+                    raise PathError(f"{path}: {parameter} is a list of values; it has no '{part}'")
                 node[parameter] = {"choices": node[parameter]}
             node, keys = node[parameter], [*keys[:-1], parameter, part]
         if isinstance(node, list):

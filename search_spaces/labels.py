@@ -61,14 +61,14 @@ def format_share(ratio: float) -> str:
 
     >>> [format_share(ratio) for ratio in (0.00094021, 0.5123, 9.996, 12.5, 1e-7, 0.0)]
     ['0.094 %', '51.2 %', '1,000 %', '1,250 %', '< 0.001 %', '0 %']
-    >>> format_share(1.2e21)
-    '> 1,000,000 %'
+    >>> format_share(1.2e21), format_share(-1.2e21)
+    ('> 1,000,000 %', '< -1,000,000 %')
     """
     percent = 100 * ratio
     if 0 < abs(percent) < 0.001:
         return "< 0.001 %"
-    if percent > 1e6:
-        return "> 1,000,000 %"
+    if abs(percent) > 1e6:
+        return "> 1,000,000 %" if percent > 0 else "< -1,000,000 %"
     return f"{percent:,.0f} %" if abs(percent) >= 999.5 else f"{percent:.3g} %"
 
 

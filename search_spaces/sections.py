@@ -453,7 +453,10 @@ class LimitsConfig(Strict):
 
     trials: int | None = Field(None, ge=1, le=1_000_000, description="Largest number of trials")
     wall_seconds: float | None = Field(
-        None, gt=0, description="Seconds after which trials that have not ended are cancelled"
+        None,
+        gt=0,
+        description="Seconds of work, without waits for a place, after which trials that have "
+        "not ended are cancelled",
     )
     concurrency: int | None = Field(
         None, ge=1, le=10_000, description="Largest number of trials that run at the same time"

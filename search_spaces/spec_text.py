@@ -86,7 +86,7 @@ def _read_integer(text: str) -> int:
 
 def _construct_integer(loader: Any, node: yaml.ScalarNode) -> int:
     text, line = loader.construct_scalar(node), node.start_mark.line + 1
-    _read_integer("0" * len(text))
+    _read_integer("0" * max(1, len(text)))
     if re.match(r"[-+]?0[0-9_]", text):
         raise TextError(f"{text} begins with 0: is it {text.lstrip('+-0_') or 0}?", line)
     try:

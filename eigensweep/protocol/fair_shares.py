@@ -60,7 +60,8 @@ class Claimant:
     owner: str
     priority: int
     since: float
-    """When it was posted: among the experiments of an owner the first comes first."""
+    """When it was posted: the first comes first, among those of a user and of users whose turns
+    are equal."""
     demand: Demand
     running: int = 0
     """How many of its trials run now."""

@@ -191,7 +191,7 @@ class ResumeState:
     is_closed: bool = False
     """Whether no new trials are drawn: only those that were opened again are trained."""
     spent_seconds: float = 0.0
-    """How long the experiment has been at work, without the time it was paused or over."""
+    """How long the experiment has been at work, but not paused, over, or waiting for a place."""
     owner: str = "unknown"
     """The user who posted it."""
     ended: Ended | None = None

@@ -59,6 +59,8 @@ DOMAINS: Mapping[str, Domain] = {
     **dict.fromkeys(("cross_entropy", "bits_per_char", "seconds_per_step"), "positive"),
 }
 """Names of metrics that cannot take every value, of our tasks and of the field."""
+NO_DOMAIN = frozenset({"log", "neg", "negative", "delta", "relative"})
+"""Words by which a metric is made of another one, so that it can take every value."""
 
 
 def find_domain(metric: str) -> Domain:
@@ -70,6 +72,8 @@ def find_domain(metric: str) -> Domain:
     ('fraction', 'positive', 'real')
     """
     words = metric.rpartition("/")[2].split("_")
+    if not NO_DOMAIN.isdisjoint(words):
+        return "real"
     endings = ("_".join(words[first:]) for first in range(len(words)))
     return next((DOMAINS[each] for each in endings if each in DOMAINS), "real")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from itertools import chain, islice
+from math import ceil
 from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -351,8 +352,9 @@ def seconds_of(config: TrialConfig) -> float:
     assert training.steps is not None
     assert training.evaluate_every is not None
     valid, test = (_count_sequences(config.task, part) for part in ("valid_size", "test_size"))
-    evaluations = training.steps / training.evaluate_every
-    sequences = evaluations * (valid + training.test_every_evaluation * test) + test
+    evaluations = ceil(training.steps / training.evaluate_every)  # and one before the first step
+    sequences = (1 + evaluations) * valid
+    sequences += (1 + evaluations * training.test_every_evaluation) * test
     batches = FORWARD_SHARE * sequences / config.task.batch_size
     return training_seconds(config) * (1 + batches / training.steps)
 

@@ -27,7 +27,7 @@ HALVING = frozenset({"asha", "hyperband"})
 """Schedulers that let 1 trial in so many go on from each rung."""
 
 FIRST_AT_RANDOM = 10
-"""Trials that Optuna's TPE draws before it learns (`n_startup_trials`)."""
+"""Trials that Optuna's TPE and GP draw before they learn (`n_startup_trials`)."""
 
 FEWEST_RANGES = 2
 """Ranges that CMA-ES needs: Optuna has it draw a single one by itself."""
@@ -64,10 +64,12 @@ def explain_search(spec: ExperimentSpec) -> list[str]:
             f"{', '.join(sorted(JOINT))} and qmc the arms take turns"
         )
     trials = spec.trial_count()
-    if method == "tpe" and trials is not None and trials < 2 * FIRST_AT_RANDOM:
+    if method in ("tpe", "gp") and trials is not None and trials < 2 * FIRST_AT_RANDOM:
+        those = ", those of 'search.warm_start' among them" * bool(spec.search.warm_start)
+        where = " of an arm" * (method == "gp" and len(arms) > 1)
         words.append(
-            f"tpe draws at random until {FIRST_AT_RANDOM} trials have ended, those of "
-            f"'search.warm_start' among them; this search has {trials}"
+            f"{method} draws at random until {FIRST_AT_RANDOM} trials{where} have ended{those}; "
+            f"this search has {trials}"
         )
     if spec.objective.against:
         words.append(
@@ -84,6 +86,7 @@ def explain_search(spec: ExperimentSpec) -> list[str]:
         words.append(explain_population(spec))
     if spec.population is not None:
         is_all = method == "nsga2" and trials is not None and trials <= spec.population * len(arms)
+        is_all = is_all and not spec.search.warm_start
         more = "; this search has no second one, so that all are drawn at random" if is_all else ""
         words.append(f"A generation has {spec.population} trials in each arm{more}")
     if method in JOINT:

@@ -197,6 +197,8 @@ class Record(Reopening, Retention):
         experiment.claimed_steps = sum(
             count.step for state, count in count_states(rows, [id])[id].items() if state != "reused"
         )
+        if experiment.state == "waiting_for_room":
+            experiment.left_at = experiment.left_at or now  # older versions counted the wait
         if experiment.state == "queued":
             move_experiment(rows, experiment, "starting")
             if experiment.started_at is None:

@@ -110,7 +110,7 @@ class TestIntervalsStayWhereTheMetricCanLie:
         assert found == {each.name: wanted.get(each.unit, "real") for each in metrics}
 
     def test_own_metrics_have_the_domain_of_their_last_words(self):
-        names = ("f1", "macro_f1", "test/word_accuracy", "char_mse", "f1_ratio", "accuracy_drop")
+        names = ("f1", "macro_f1", "test/word_accuracy", "char_mse", "f1_ratio", "log_mse")
         domains = ["fraction", "fraction", "fraction", "positive", "real", "real"]
         assert [find_domain(name) for name in names] == domains
         high = summarize([0.99, 0.999, 1.0], find_domain("macro_f1")).interval[1]

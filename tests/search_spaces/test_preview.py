@@ -128,7 +128,8 @@ def test_it_says_which_parameters_a_method_draws_by_themselves():
 def test_it_says_which_trials_are_drawn_at_random():
     space = {"optimizer.lr": {"low": 1e-4, "high": 1e-1, "log": True}}
     for method, words in (
-        ("tpe", "until 10 trials have ended, those of 'search.warm_start' among them; this"),
+        ("tpe", "tpe draws at random until 10 trials have ended; this search has 4"),
+        ("gp", "gp draws at random until 10 trials have ended; this search has 4"),
         ("nsga2", "A generation has 4 trials in each arm; this search has no second one"),
     ):
         few = make(search={"method": method, "trials": 4, "space": space})

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 from test_ledger_contract import PLACE
 
 from eigensweep.protocol.fair_shares import Demand
@@ -15,6 +16,8 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.queue.dispatcher import Dispatcher
 from eigensweep.service.record.errors import QuotaExceededError
 from eigensweep.service.record.ledger import RecordLedger
+from eigensweep.service.record.sql import database
+from eigensweep.service.record.sql.tables import ExperimentRow
 from eigensweep.service.record.users.accounts import Accounts, Quotas
 
 HOUR = 3600.0
@@ -87,6 +90,30 @@ def test_a_wait_for_a_place_is_no_work(lab):
     ledger.record_phase("running")
     lab.wait(60)
     assert lab.spent == pytest.approx(660, abs=30)
+
+
+@pytest.mark.parametrize("hours", [8, -8])
+def test_a_leap_in_a_wait_for_a_place_is_left_out_once(lab, hours):
+    ledger = lab.work(600)
+    ledger.record_notices([])
+    ledger.record_phase("waiting_for_room")
+    lab.wait(HOUR)
+    lab.leapt += hours * HOUR
+    ledger.record_notices([])
+    assert lab.spent == pytest.approx(600, abs=30)
+    ledger.record_phase("running")
+    lab.wait(60)
+    ledger.record_notices([])
+    assert lab.spent == pytest.approx(660, abs=30)
+
+
+def test_a_wait_of_an_older_version_is_no_work_from_now_on(lab):
+    lab.work(600).record_phase("waiting_for_room")
+    with database.engine(lab.record.url).execution_options(mode="writes").begin() as connection:
+        connection.execute(update(ExperimentRow).values(left_at=None))
+    lab.record.claim(lab.id, outlived=True)
+    lab.wait(HOUR)
+    assert lab.spent == pytest.approx(600, abs=30)
 
 
 def test_a_wait_in_which_the_driver_died_is_left_out_once(lab):
@@ -207,6 +234,18 @@ def test_a_trial_brought_back_ends_after_it_began(lab):
     trial = lab.record.trial(lab.id, 0).trial
     assert trial.state == "cancelled"
     assert trial.ended_at >= trial.started_at
+
+
+def test_a_trial_opened_again_ended_when_it_did_before(lab):
+    ledger = lab.work(10)
+    ledger.open(0, "scornn", {}, {"training": {"steps": 100}, "replicates": 1}, "h")
+    attempt = ledger.begin(0)
+    lab.wait(300)
+    ledger.finish(0, attempt, "completed", Result(value=0.5, step=100))
+    lab.wait(HOUR)
+    ledger.reopen(0, {"training": {"steps": 100}, "replicates": 3}, "more seeds")
+    began, ended = lab.record.trial_times(lab.id)[0]
+    assert ended - began == pytest.approx(300, abs=30)
 
 
 def test_a_trial_brought_back_has_come_as_far_as_its_result(lab):

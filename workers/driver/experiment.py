@@ -203,6 +203,7 @@ class ExperimentDriver:
             return None
         if self.sweep.running >= self._concurrency() or (job := self.sweep.next_job()) is None:
             return None
+        self._waits_for_others = False  # also if the trial ends before anybody looks
         order = make_order(self.experiment, self.spec, self.options, self.share, job, marker)
         if self._corpora is not None:
             order = replace(order, corpus=self._corpora.provide(order.config))

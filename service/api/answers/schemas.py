@@ -318,7 +318,8 @@ class ExperimentSummary(AnswerModel):
         "of a race train more seeds, and after the end"
     )
     wall_seconds: float = Field(
-        description="Seconds since its first start, without those in which it was paused or over"
+        description="Seconds since its first start, without those in which it was paused, over, or "
+        "waited for a place"
     )
     usage: UsageNow
     best: TrialHead | None = Field(description="The first in the ranking so far")

@@ -227,7 +227,7 @@ def preview_experiment(
         bounds = (at_once, spec.limits.concurrency, spec.trial_count())
         at_once = min(bound for bound in bounds if bound is not None)
     warnings = [] if room is None or room.problem is None else [room.problem]
-    if service is not None:
+    if service is not None and not extends:  # which counts for the experiment's owner
         warnings += [each.message for each in _find_exceeded_quotas(service, spec, caller.user)]
     lanes = spec.resources.lanes
     side_by_side = SidePreview(

@@ -71,10 +71,13 @@ def leave_out_leap(rows: RowSession, experiment: ExperimentRow) -> None:
     lead = time.time() - time.monotonic()
     key = experiment.id, experiment.generation
     leap = lead - _leads.setdefault(key, lead)
-    if abs(leap) < LEAP_SECONDS or experiment.left_at is not None:
+    waits = experiment.state == "waiting_for_room"
+    if abs(leap) < LEAP_SECONDS or (experiment.left_at is not None and not waits):
         return
     _leads[key] = lead
     experiment.idle_seconds += leap
+    if experiment.left_at is not None:
+        experiment.left_at += leap
     experiment.claimed_at = (experiment.claimed_at or 0.0) + leap
     for attempt in rows.get_all(AttemptRow, _RUNNING, {"id": experiment.id}):
         attempt.counted_at = (attempt.counted_at or attempt.started_at) + leap

@@ -71,8 +71,8 @@ class Shares:
     def _count_turns(self, claimants: Iterable[Claimant]) -> None:
         """End the turns of users whose trials have trained for `TURN_SECONDS` within their share.
 
-        Trials that go on without a share are no turn: they end by themselves, and nobody waits for
-        another place meanwhile.
+        A trial that runs beyond its user's share does not count: that user has given up the turn
+        already.
         """
         passed, self._looked_at = self._clock() - self._looked_at, self._clock()
         for owner in {c.owner for c in claimants if c.running and self._shares.get(c.experiment)}:

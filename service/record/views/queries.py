@@ -219,6 +219,8 @@ class Queries(database.AtDatabase):
         Those that are archived are left out, unless `archived`.
         They come without their specs, and with the heads of their best trials.
         """
+        if "\0" in f"{project}{owner}{name}":
+            return []  # PostgreSQL refuses it, and a pattern of SQLite's ends there
         chosen: list[sa.ColumnElement[bool]] = []
         if states:
             chosen.append(ExperimentRow.state.in_(states))
@@ -229,8 +231,7 @@ class Queries(database.AtDatabase):
         if owner is not None:
             chosen.append(ExperimentRow.owner == owner)
         if name is not None:
-            contains = ExperimentRow.name.icontains(name, autoescape=True)
-            chosen.append(sa.false() if "\0" in name else contains)  # SQLite's pattern ends there
+            chosen.append(ExperimentRow.name.icontains(name, autoescape=True))
         heads = sa.select(ExperimentRow).options(defer(ExperimentRow.spec, raiseload=True))
         query = _limit_page(heads.where(*chosen), EXPERIMENT_SORTS, sort, limit, after)
         rows = session.scalars(query).all()
@@ -261,10 +262,16 @@ class Queries(database.AtDatabase):
     def trial_times(
         self, session: Session, id: str
     ) -> dict[int, tuple[float | None, float | None]]:
-        """Return when each trial began and ended, in seconds since 1970, by its number."""
-        times = sa.select(TrialRow.number, TrialRow.started_at, TrialRow.ended_at)
+        """Return when each trial began and ended, in seconds since 1970, by its number.
+
+        One that was opened again ended when it did before.
+        """
+        times = sa.select(TrialRow.number, TrialRow.started_at, TrialRow.ended_at, TrialRow.earlier)
         query = times.where(TrialRow.experiment_id == id)
-        return {number: (began, ended) for number, began, ended in session.execute(query)}
+        return {
+            number: (began, before["ended_at"] if before and ended is None else ended)
+            for number, began, ended, before in session.execute(query)
+        }
 
     def listed_trials(self, id: str, **chosen: Unpack[TrialChoice]) -> list[StoredTrial]:
         """Return a page of an experiment's trials as a list shows them.

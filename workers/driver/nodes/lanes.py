@@ -17,7 +17,7 @@ from eigensweep.protocol.code import check_code, own_code
 from eigensweep.protocol.messages import Code, ConfigJson, DriverOptions
 from eigensweep.protocol.shares import node_labels
 from eigensweep.search_spaces.checks.memory import THIN_PROCESS, list_extremes
-from eigensweep.search_spaces.checks.preview import seconds_of
+from eigensweep.search_spaces.checks.preview import training_seconds
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.store.checkpoints import Store
@@ -48,7 +48,7 @@ def choose_lanes(
     free for so long, a log line says so, and a fixed number is taken.
     """
     device = "cuda" if spec.resources.gpus else "cpu"
-    config = max((config for _, config in list_extremes(spec)), key=seconds_of)
+    config = max((config for _, config in list_extremes(spec)), key=training_seconds)
     task = ray.remote(
         num_cpus=spec.resources.cpus,
         num_gpus=spec.resources.gpus,

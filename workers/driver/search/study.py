@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
+from zlib import crc32
 
 import optuna
 from optuna.distributions import (
@@ -155,7 +156,7 @@ class _Part:
         self.turns = 0
         """How many points were drawn here, those of earlier drivers included."""
         self._observed = 0
-        """Trials of earlier experiments that it knows."""
+        """A digest of the trials of earlier experiments that it knows."""
         self._has_begun = False
 
     def begin(self) -> None:
@@ -168,7 +169,7 @@ class _Part:
         """
         self._study.sampler = make_sampler(
             self._search.method,
-            seed=self._search.seed + self.turns + self._observed,
+            seed=(self._search.seed + self.turns + self._observed) % 2**32,
             population=self._population,
             told=self.trials(),
             axes=self._list_joint_axes(),
@@ -192,7 +193,7 @@ class _Part:
 
     def observe(self, earlier: TrialEntry, point: Point) -> None:
         """Learn of a trial; what its sampler noted with it belongs to another space."""
-        self._observed += 1
+        self._observed = crc32(earlier.config_hash.encode(), self._observed)
         self._put(point, replace(earlier, sampler_state=NOTHING))
 
     def draw(self) -> Draw:
