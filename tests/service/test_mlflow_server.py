@@ -28,10 +28,18 @@ from eigensweep.service.settings import Mlflow
 from eigensweep.workers.tracking.secret_auth import make_variables
 
 
-def test_what_it_said_at_its_end_is_told_where_it_is_silent(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    server = MlflowServer(tmp_path / "mlflow", port)
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """A port at which nobody answers: it is held, so that no other test listens there."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
+def test_what_it_said_at_its_end_is_told_where_it_is_silent(
+    tmp_path: Path, silent_port: int
+) -> None:
+    server = MlflowServer(tmp_path / "mlflow", silent_port)
     (tmp_path / "mlflow" / "mlflow.db").write_bytes(b"overwritten" * 1000)
     reached = Mlflow(server.url, server.url, server.token, explain_end=server.explain_end)
     assert "it ended" not in reached.find_problem()
