@@ -58,7 +58,8 @@ DOMAINS: Mapping[str, Domain] = {
     **dict.fromkeys(("mse", "rmse", "mae", "perplexity"), "positive"),
     **dict.fromkeys(("cross_entropy", "bits_per_char", "seconds_per_step"), "positive"),
 }
-"""Names of metrics that cannot take every value, of our tasks and of the field."""
+"""Names of metrics that cannot take every value, of our tasks and of the field. `snr_missing`
+and the like are shares of recordings without a score."""
 NO_DOMAIN = frozenset({"log", "neg", "negative", "delta", "relative"})
 """Words by which a metric is made of another one, so that it can take every value."""
 

@@ -155,7 +155,7 @@ class _Part:
         """Descriptions of parameters, shared by all trials with the same names."""
         self.turns = 0
         """How many points were drawn here, those of earlier drivers included."""
-        self._observed = 0
+        self._earlier_digest = 0
         """A digest of the trials of earlier experiments that it knows."""
         self._has_begun = False
 
@@ -169,7 +169,7 @@ class _Part:
         """
         self._study.sampler = make_sampler(
             self._search.method,
-            seed=(self._search.seed + self.turns + self._observed) % 2**32,
+            seed=(self._search.seed + self.turns + self._earlier_digest) % 2**32,
             population=self._population,
             told=self.trials(),
             axes=self._list_joint_axes(),
@@ -193,7 +193,7 @@ class _Part:
 
     def observe(self, earlier: TrialEntry, point: Point) -> None:
         """Learn of a trial; what its sampler noted with it belongs to another space."""
-        self._observed = crc32(earlier.config_hash.encode(), self._observed)
+        self._earlier_digest = crc32(earlier.config_hash.encode(), self._earlier_digest)
         self._put(point, replace(earlier, sampler_state=NOTHING))
 
     def draw(self) -> Draw:
