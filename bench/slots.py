@@ -6,9 +6,10 @@ two minutes, and `--only` chooses one of its parts:
 - `nodes`: 64 trials of 8 s on a cluster with a head without CPUs and 8, 4, 2 and 1 nodes of one
   slot, which are taken away between the runs;
 - `slots`: 1,000 trials of one second on one node of 16 slots;
+- `package`: the same for a model of another package, whose trials have a new process each;
 - `played`: 1,000 slots of one-minute trials, with Ray's part played (bench/played_ray.py).
 
-The first two have a real Ray, a real driver and real trials' processes. All have the ledger in
+All but the last have a real Ray, a real driver and real trials' processes. All have the ledger in
 SQLite and MLflow's server. The ideal is the time that the trials sleep, divided by the slots. Wall
 time is from the first trial's start to the last one's end; the launch of the driver, and the
 delivery after the last trial, stand beside it. So does the use of the slots from when the last
@@ -38,10 +39,11 @@ from bench.overhead import TASK
 from bench.report import add_json, add_quick, new_parser, say, table, write
 from eigensweep.workers.driver.process.driver_order import TITLE
 
-PARTS: Final = ("nodes", "slots", "played")
+PARTS: Final = ("nodes", "slots", "package", "played")
 ROOT = Path(__file__).parents[1]
 TOYS = ROOT / "tests" / "plugins"
 """The package of the tests' models, among them `toy_slow`, which sleeps in each forward pass."""
+OURS = "bench.toy_as_ours"
 PASSES = 4
 """Forward passes of a trial of one step: the step itself, and its evaluations."""
 STORE_BYTES = 80 * 2**20
@@ -84,8 +86,18 @@ def _find_driver() -> psutil.Process | None:
     return None
 
 
-def drive(cluster: Any, url: str, trials: int, slots: int, seconds: float) -> dict[str, Any]:
-    """Return how long an experiment takes on a cluster of so many slots."""
+def drive(
+    cluster: Any,
+    url: str,
+    trials: int,
+    slots: int,
+    seconds: float,
+    preload: Sequence[str] = (OURS,),
+) -> dict[str, Any]:
+    """Return how long an experiment takes on a cluster of so many slots.
+
+    The driver has what is in `preload` loaded.
+    """
     from bench.scale import read_times
     from eigensweep.protocol.messages import DriverOptions
     from eigensweep.search_spaces.spec import ExperimentSpec
@@ -112,7 +124,7 @@ def drive(cluster: Any, url: str, trials: int, slots: int, seconds: float) -> di
         order = DriverOrder(
             row.id, spec.model_dump(mode="json"), ledger, options, cluster.place.address
         )
-        drivers = Drivers([RecordLedger.__module__])
+        drivers = Drivers([RecordLedger.__module__, *preload])
         drivers.start()
         use, began = DriverUse(), time.time()
         with look_every(0.5, use.look):
@@ -230,13 +242,13 @@ def measure_nodes(sizes: Sizes, url: str) -> list[dict[str, Any]]:
         return rows
 
 
-def measure_slots(sizes: Sizes, url: str) -> list[dict[str, Any]]:
-    """Return a row for one node of many slots."""
+def measure_slots(sizes: Sizes, url: str, preload: Sequence[str]) -> list[dict[str, Any]]:
+    """Return a row for one node of many slots, by a driver that has loaded `preload`."""
     from eigensweep.workers.cluster.ray_cluster import RayCluster
 
     cluster = RayCluster.start(num_cpus=sizes.slots)
     try:
-        return [drive(cluster, url, sizes.slot_trials, sizes.slots, sizes.slot_seconds)]
+        return [drive(cluster, url, sizes.slot_trials, sizes.slots, sizes.slot_seconds, preload)]
     finally:
         cluster.stop()
 
@@ -272,7 +284,9 @@ def measure(part: str, sizes: Sizes) -> list[dict[str, Any]]:
         tempfile.TemporaryDirectory(prefix="eigensweep-mlflow-") as folder,
         mlflow_beside_us(Path(folder)) as url,
     ):
-        return measure_nodes(sizes, url) if part == "nodes" else measure_slots(sizes, url)
+        if part == "nodes":
+            return measure_nodes(sizes, url)
+        return measure_slots(sizes, url, [OURS] if part == "slots" else [])
 
 
 def measure_apart(part: str, quick: bool) -> list[dict[str, Any]]:

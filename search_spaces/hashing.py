@@ -68,7 +68,7 @@ def rule_of(section: str, config: BaseModel) -> HashRule:
 
     The name of a task or model is always hashed, also where its class came later.
     """
-    rules = _rules()
+    rules = read_rules()
     founding = rules["founding"].get(section, {})
     if isinstance(config, TaskConfig | ModelConfig):
         founding = {"name": config.name, **founding.get(config.name, {})}
@@ -81,7 +81,7 @@ def rule_of(section: str, config: BaseModel) -> HashRule:
 
 def select_hashed(trial: BaseModel) -> dict[str, Any]:
     """Return what is hashed of a trial, section by section; a later section only if it is used."""
-    rules = _rules()
+    rules = read_rules()
     content: dict[str, Any] = {}
     for section in type(trial).model_fields:
         value = getattr(trial, section)
@@ -104,7 +104,7 @@ def drop_removed_fields(
     A field goes only where it has the value that still stands for it in the hash; with another
     value the configuration is one that no longer exists, and its class refuses it.
     """
-    founding = _rules()["founding"][section].get(stored["name"], {})
+    founding = read_rules()["founding"][section].get(stored["name"], {})
     return {
         name: value
         for name, value in stored.items()
@@ -113,7 +113,8 @@ def drop_removed_fields(
 
 
 @cache
-def _rules() -> dict[str, Any]:
+def read_rules() -> dict[str, Any]:
+    """Return the rules of `hashed_fields.yaml`, which are read once."""
     text = (files("eigensweep.search_spaces") / "hashed_fields.yaml").read_text(encoding="utf-8")
     rules: dict[str, Any] = read_text(text)
     return rules

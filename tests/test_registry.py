@@ -15,7 +15,7 @@ import pytest
 
 from eigensweep.common import own_packages
 from eigensweep.common.foreign_code import TorchSettings
-from eigensweep.common.own_packages import digest_files, digest_package
+from eigensweep.common.own_packages import digest_files, digest_package, find_plugins
 from eigensweep.common.registry import Registry, UnknownNameError
 from eigensweep.models import MODELS
 from eigensweep.tasks import TASKS
@@ -48,9 +48,11 @@ def install(tmp_path, monkeypatch):
         (tmp_path / f"{package}.py").write_text(module)
         monkeypatch.syspath_prepend(str(tmp_path))
         monkeypatch.delitem(sys.modules, package, raising=False)
+        find_plugins.cache_clear()
         return tmp_path
 
     yield put
+    find_plugins.cache_clear()
     for path in tmp_path.glob("*.py"):
         sys.modules.pop(path.stem, None)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,8 +18,21 @@ SUFFIXES = (".py", ".cpp", ".h", ".cu", ".yaml")
 NO_CODE = (".pyc", ".pyo", ".so", ".pyd", ".dylib", ".dll", ".o", ".md", ".rst")
 """Endings of the files of other packages that decide nothing: what was made of their sources, and
 words. All others count, since a package may read its settings or first values from any of them."""
+GROUPS = ("eigensweep.models", "eigensweep.tasks")
+"""Entry points by which packages add models and tasks."""
 LARGE = 2**20
 """Bytes from which on a file that looks the same is not read again by the same process."""
+
+
+@cache
+def find_plugins() -> tuple[EntryPoint, ...]:
+    """Return the entry points of models and tasks, as they were when this was first called.
+
+    To read those of all packages takes 5 ms; a process that is forked for a trial has them from
+    where it was forked.
+    """
+    found = entry_points()
+    return tuple(entry for group in GROUPS for entry in found.select(group=group))
 
 
 def find_package(package: str) -> Path | None:

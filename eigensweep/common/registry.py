@@ -14,14 +14,14 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from math import isfinite
 from typing import Any, Final, Generic, Literal, TypeVar
 
 from pydantic import BaseModel
 
 from eigensweep.common.foreign_code import keep_settings, keep_signal_handlers
-from eigensweep.common.own_packages import digest_all, digest_package
+from eigensweep.common.own_packages import digest_all, digest_package, find_plugins
 
 logger = logging.getLogger(__name__)
 
@@ -144,8 +144,9 @@ class Registry(MutableMapping[str, type[Base]], Generic[Base]):
                 self._has_begun = True
                 with keep_settings(), keep_signal_handlers():
                     # Sorted, so that all machines choose the same of two that offer one name.
-                    for entry in sorted(entry_points(group=self.group)):
-                        self._add(entry)
+                    for entry in sorted(find_plugins()):
+                        if entry.group == self.group:
+                            self._add(entry)
         return self._classes
 
     def _add(self, entry: EntryPoint) -> None:

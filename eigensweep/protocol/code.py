@@ -16,7 +16,7 @@ import runpy
 import uuid
 from collections.abc import Iterable, Mapping
 from functools import cache
-from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from importlib.metadata import EntryPoint, PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from eigensweep.common.own_packages import (
     digest_files,
     digest_package,
     find_package,
+    find_plugins,
 )
 from eigensweep.protocol.messages import Code
 
@@ -45,9 +46,6 @@ PACKAGES = (
 VERSIONS = ("torch", "numpy", "ray")
 """The distributions whose version decides a trial's numbers, or whether it runs at all."""
 
-GROUPS = ("eigensweep.models", "eigensweep.tasks")
-"""Entry points by which packages add models and tasks."""
-
 MOST_NAMED = 5
 """Differences that an error names; the others are counted."""
 
@@ -64,7 +62,7 @@ def own_parts() -> dict[str, str]:
 
     Names of files are paths, such as `training/training.py`; names of versions are words.
     """
-    plugins = _find_plugins()
+    plugins = find_plugins()
     plugin_files = _plugin_files(_plugin_folders(plugins))
     return _project_files() | plugin_files | _own_versions() | _plugin_versions(plugins)
 
@@ -73,7 +71,7 @@ def own_parts() -> dict[str, str]:
 def own_code() -> Code:
     """Return which code this process imports, and from where."""
     folder, files, versions = _own_folder(), _project_files(), _own_versions()
-    plugins = _find_plugins()
+    plugins = find_plugins()
     plugin_folders = _plugin_folders(plugins)
     plugin_files, plugin_versions = _plugin_files(plugin_folders), _plugin_versions(plugins)
     return Code(
@@ -198,12 +196,6 @@ def _own_versions() -> dict[str, str]:
         except PackageNotFoundError:
             versions[name] = "none"
     return versions
-
-
-def _find_plugins() -> list[EntryPoint]:
-    """Return the entry points of models and tasks. It reads those of all packages, once."""
-    found = entry_points()
-    return [entry for group in GROUPS for entry in found.select(group=group)]
 
 
 def _plugin_versions(plugins: Iterable[EntryPoint]) -> dict[str, str]:

@@ -11,6 +11,7 @@ import pytest
 from file_ledger import FileLedger
 from waiting import wait_until
 
+from eigensweep.common.own_packages import find_plugins
 from eigensweep.protocol.code import own_code, own_parts
 from eigensweep.protocol.ledger import Ledger
 from eigensweep.protocol.messages import DriverOptions
@@ -63,6 +64,7 @@ class Cluster(RayCluster):
 
 
 def _forget_own_code() -> None:
+    find_plugins.cache_clear()
     own_code.cache_clear()
     own_parts.cache_clear()
 

@@ -130,7 +130,10 @@ class TestGoldenHashes:
         assert spec.trial(spec.space().point(0)).content_hash() == hash_
 
     def test_every_founding_model_and_task_has_one(self):
-        specs, founding = [content for content, _ in GOLDEN["specs"]], hashing._rules()["founding"]
+        specs, founding = (
+            [content for content, _ in GOLDEN["specs"]],
+            hashing.read_rules()["founding"],
+        )
         assert {spec["model"]["name"] for spec in specs} == set(founding["model"])
         assert {spec["task"]["name"] for spec in specs} == set(founding["task"])
 
@@ -245,9 +248,9 @@ class TestRemoval:
     @pytest.fixture
     def shrunk(self, monkeypatch):
         """Add a field to what is hashed of scoRNN, as if its class had had it once."""
-        rules = json.loads(json.dumps(hashing._rules()))
+        rules = json.loads(json.dumps(hashing.read_rules()))
         rules["founding"]["model"]["scornn"]["old_init"] = "glorot"
-        monkeypatch.setattr(hashing, "_rules", lambda: rules)
+        monkeypatch.setattr(hashing, "read_rules", lambda: rules)
         return {"name": "scornn", "hidden_size": 32, "negative_ones": 4}
 
     def test_a_removed_field_keeps_its_place_in_the_hash(self, shrunk):
@@ -280,7 +283,7 @@ class TestRemoval:
     def test_the_fields_without_effect_keep_their_place(self, name, field):
         config = trial(MODELS[name].Config(hidden_size=8))
         hashed = config.content_to_hash()["model"]
-        assert hashed[field] == hashing._rules()["founding"]["model"][name][field]
+        assert hashed[field] == hashing.read_rules()["founding"]["model"][name][field]
         stored = config.model_dump(mode="json")
         stored["model"][field] = hashed[field]
         assert TrialConfig.from_dict(stored) == config

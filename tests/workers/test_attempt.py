@@ -22,6 +22,7 @@ from sweeps import spec
 
 from eigensweep.analyses.base import Folders, TrialOptions, TrialSubject
 from eigensweep.analyses.weights import load_network, load_snapshot
+from eigensweep.common.own_packages import find_plugins
 from eigensweep.protocol import code
 from eigensweep.protocol.code import (
     ForeignCodeError,
@@ -87,7 +88,7 @@ def write_package(site: Path, package: str, version: str = "1.0", name: str = "o
 def see() -> tuple[Code, dict[str, str]]:
     """Return which code there is now."""
     importlib.invalidate_caches()
-    for looked in (own_code, own_parts):
+    for looked in (find_plugins, own_code, own_parts):
         looked.cache_clear()
     return own_code(), own_parts()
 
@@ -534,7 +535,7 @@ class TestCode:
         )
         words = "package lab 1.1 instead of 1.0, lab: models.py"
         assert describe_difference(second, first) == words
-        assert str(lab) in map(str, code._plugin_folders(code._find_plugins()).values())
+        assert str(lab) in map(str, code._plugin_folders(find_plugins()).values())
 
     def test_a_worker_has_at_least_the_models_of_the_driver(self, tmp_path, plugins):
         none = see_elsewhere()

@@ -83,17 +83,19 @@ def main(name: str, raylet: int, digest: str) -> None:
 
 
 def load(digest: str) -> bool:
-    """Import what trains; return False if the code here is not the code that is wanted.
+    """Load what trains; return False if the code here is not the code that is wanted.
 
     Then each trial's process loads its own, and finds out itself what is wrong.
     """
     from eigensweep.protocol.code import own_code
+    from eigensweep.search_spaces.hashing import read_rules
 
     with load_for_good():
         if own_code().digest != digest:
             return False
         for name in TRAINING:
             import_module(name)
+        read_rules()
     return True
 
 
