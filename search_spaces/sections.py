@@ -455,8 +455,14 @@ class LimitsConfig(Strict):
     wall_seconds: float | None = Field(
         None,
         gt=0,
-        description="Seconds of work, without waits for a place, after which trials that have "
-        "not ended are cancelled",
+        description="Seconds of work, without waits for a place, after which the experiment ends "
+        "and trials that have not ended are cancelled",
+    )
+    goal: float | None = Field(
+        None,
+        allow_inf_nan=False,
+        description="Value of the objective at which the experiment ends: as soon as a completed "
+        "trial is as good, those that have not ended are cancelled",
     )
     concurrency: int | None = Field(
         None, ge=1, le=10_000, description="Largest number of trials that run at the same time"

@@ -132,6 +132,7 @@ NoticeKind = Literal[
     "disk",
     "driver",
     "failures",
+    "limit",
     "memory",
     "node",
     "nodes",
@@ -143,9 +144,9 @@ NoticeKind = Literal[
 ]
 """What a notice is about: trials whose code has changed, a deletion that waits, MLflow, which is
 away or refuses something, a disk that is nearly full, a driver that died, trials that fail one
-after another, a node without memory, a node that is left out, so many of them that everything
-waits, a pruning that waits, a silent Ray, a fair share, the store of checkpoints, or a webhook that
-takes no messages."""
+after another, a limit that ended the search, a node without memory, a node that is left out, so
+many of them that everything waits, a pruning that waits, a silent Ray, a fair share, the store of
+checkpoints, or a webhook that takes no messages."""
 
 
 @dataclass(frozen=True)

@@ -424,6 +424,24 @@ def test_a_trial_that_hoards_memory_fails_alone_and_once(experiment):
     assert e.runs()[0].info.status == "FAILED"
 
 
+def test_a_goal_ends_the_search_with_its_best(experiment):
+    space = {"model.seconds": [0.0, 30.0]}
+    e = experiment(
+        {
+            "model": SLOW,
+            "training": {"steps": 3},
+            "search": {"method": "grid", "space": space},
+            "limits": {"goal": 100.0},
+        }
+    )
+    e.run()
+    assert e.ledger.read("end") == ["completed", None]
+    assert [trial.state for trial in e.ledger.load()] == ["completed", "cancelled"]
+    (notice,) = e.ledger.read("notices")
+    assert notice["kind"] == "limit"
+    assert "(limits.goal: 100), 1 trial cut off" in notice["words"]
+
+
 def test_a_trial_of_more_memory_than_any_node_is_refused(experiment):
     e = experiment({"model": SCORNN, "training": {"steps": 1}, "resources": {"memory": "9000 GB"}})
     e.run_here()

@@ -832,6 +832,45 @@ class TestLostProcesses:
         b.sweep.cancel("cancelled on request", "failed")
         assert b.sweep.close() == ("cancelled", "its 5 s are over (limits.wall_seconds)")
 
+    def test_a_limit_of_time_completes_what_has_a_result(self, tmp_path):
+        b = bench(tmp_path, {"method": "grid", "space": GRID})
+        b.run(most=2)
+        b.ask()
+        b.sweep.begin(2, 1)
+        b.sweep.end_early("its 5 s are over (limits.wall_seconds)")
+        assert b.sweep.is_over
+        assert [e.state for e in b.ledger.load()] == ["completed"] * 2 + ["cancelled"]
+        assert b.sweep.notices()[-1].words == (
+            "ended early: its 5 s are over (limits.wall_seconds), 1 trial cut off, 3 trials not "
+            "begun. `eigensweep extend` with another limit goes on"
+        )
+        assert b.sweep.close() == ("completed", None)
+
+    def test_a_limit_of_time_before_any_result_cancels(self, tmp_path):
+        b = bench(tmp_path, {"method": "grid", "space": GRID})
+        b.ask()
+        b.sweep.end_early("its 5 s are over (limits.wall_seconds)")
+        words = "its 5 s are over (limits.wall_seconds), and no trial was completed before"
+        assert b.sweep.close() == ("cancelled", words)
+        assert b.sweep.notices() == []
+
+    @pytest.mark.parametrize(
+        ("metric", "goal", "values"),
+        [("cross_entropy", 2, [3.5, 2.5, 2.0, 1.0]), ("accuracy", 3, [1, 2.9, 3, 4])],
+    )
+    def test_a_goal_is_reached_by_a_completed_trial(self, tmp_path, metric, goal, values):
+        search = {"method": "grid", "space": {"optimizer.lr": [0.1, 0.2, 0.3, 0.4, 0.5]}}
+        fields = {"objective": {"metric": metric}, "limits": {"goal": goal}}
+        b = bench(tmp_path, search, **fields)
+        left = iter(values)
+        while b.sweep.goal_reached is None:
+            b.run(lambda params: next(left), most=1)
+        assert len(b.ledger.load()) == 1 + values.index(goal)
+        words = f"trial {values.index(goal)} reached {goal} (limits.goal: {goal})"
+        assert b.sweep.goal_reached == words
+        again = bench(tmp_path, search, **fields)  # another driver, before the end was recorded
+        assert again.sweep.goal_reached == words
+
 
 class TestResults:
     @pytest.mark.parametrize(("metric", "best"), [("cross_entropy", 1), ("accuracy", 2)])

@@ -63,7 +63,7 @@ from eigensweep.workers.driver.standstill import Standstill
 from eigensweep.workers.driver.summary.report import write_report
 from eigensweep.workers.driver.sweep import Job, Sweep
 from eigensweep.workers.driver.tune.schedulers import make_scheduler
-from eigensweep.workers.driver.tune.stopping import StopReason
+from eigensweep.workers.driver.tune.stopping import CANCELLED, StopReason
 from eigensweep.workers.driver.tune.tune_loop import run_tune
 from eigensweep.workers.tracking.subject import make_subject
 from eigensweep.workers.tracking.tracker import Tracker
@@ -295,11 +295,14 @@ class ExperimentDriver:
             logger.warning("trials fail one after another, pausing experiment=%s", self.experiment)
             self.ledger.request_pause("trials fail one after another")
         reason = self.why_stop()
-        if reason is None:
-            return False
-        if not self.why_stop.is_pause:
-            self.sweep.cancel(reason)
+        if self.why_stop.is_cancellation:
+            self.sweep.cancel(CANCELLED)
             return True
+        if not self.why_stop.is_pause:
+            reached = reason or self.sweep.goal_reached
+            if reached is not None:
+                self.sweep.end_early(reached)
+            return reached is not None
         self.sweep.hold()
         self._paused_at = self._paused_at or time.monotonic()
         is_late = time.monotonic() >= self._paused_at + PAUSE_SECONDS
@@ -334,7 +337,7 @@ class ExperimentDriver:
         if self.ledger.pause():
             logger.info("experiment paused experiment=%s", self.experiment)
             return True
-        self.sweep.cancel("cancelled on request")
+        self.sweep.cancel(CANCELLED)
         return False
 
     def _wait_for_store(self) -> None:

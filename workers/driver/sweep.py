@@ -25,9 +25,10 @@ from eigensweep.protocol.ledger import (
 from eigensweep.protocol.messages import LostBy, Notice, Order, Place
 from eigensweep.protocol.states import OPEN_TRIALS, UNTRAINED, ExperimentEnd
 from eigensweep.results.racing import find_race
-from eigensweep.results.ranking import RANKED
+from eigensweep.results.ranking import RANKED, cost
 from eigensweep.results.trial_result import Metrics, Outcome, Result, Source
 from eigensweep.search_spaces.checks.warm_start import find_point
+from eigensweep.search_spaces.labels import say_count
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig, find_code
@@ -132,6 +133,9 @@ class Sweep:
             if e.state == "waiting" and n not in self._arrived
         )
         self._handed_out: set[int] = set()
+        self.goal_reached: str | None = None
+        """In words, that a trial has reached `limits.goal`."""
+        self._see_goal(self.entries.best())
         has_searched = self._has_raced and not resume_state.edition
         draws_none = resume_state.is_closed or resume_state.ended is not None
         self._exhausted = has_searched or draws_none
@@ -356,8 +360,17 @@ class Sweep:
         self.cordons.see_end(entry.place, outcome, error)
         self.study.tell(entry)
         self._put(entry)
+        self._see_goal(entry)
         if self._exhausted:  # Tune asks no more, unless a trial waits
             self._race()
+
+    def _see_goal(self, entry: TrialEntry | None) -> None:
+        """Find out whether a trial has reached `limits.goal`."""
+        goal, better = self.spec.limits.goal, self.spec.objective_metric.better
+        if goal is None or entry is None or entry.state not in RANKED or entry.result is None:
+            return
+        if (value := entry.result.value) is not None and cost(value, better) <= cost(goal, better):
+            self.goal_reached = f"trial {entry.number} reached {value:g} (limits.goal: {goal:g})"
 
     def lose(
         self,
@@ -554,6 +567,13 @@ class Sweep:
                 "stand in the same ranking; `eigensweep fork` trains all of them by the new code"
             )
             found.append(Notice("code", words))
+        if self._stopped is not None and self._stopped[0] == "completed":
+            cut_off = sum(entry.state == "cancelled" for entry in self.entries.values())
+            words = f"ended early: {self._stopped[1]}, {say_count(cut_off, 'trial')} cut off"
+            if self._coming:
+                words += f", {say_count(self._coming, 'trial')} not begun"
+            words += ". `eigensweep extend` with another limit goes on"
+            found.append(Notice("limit", words))
         return found
 
     def _wake(self) -> None:
@@ -588,11 +608,19 @@ class Sweep:
             if entry.state in OPEN_TRIALS:
                 self.end(number, "cancelled", error=reason)
 
+    def end_early(self, reason: str) -> None:
+        """End as completed, with a notice that says why; as cancelled if no trial is completed."""
+        if self.entries.best() is None:
+            self.cancel(f"{reason}, and no trial was completed before")
+        else:
+            self.cancel(reason, "completed")
+
     def close(self) -> Ended:
         """Record the total of trials; return how the experiment ended, and why if not well."""
         self.ledger.set_total(len(self.entries))
         if self._stopped is not None:
-            return self._stopped
+            end, reason = self._stopped
+            return end, None if end == "completed" else reason
         tried = self.entries.tried
         if not tried:
             first = next((e.error for e in self.entries.values()), "the search has no points")

@@ -37,6 +37,10 @@ from eigensweep.service.record.sql.walks import choose, is_in, walk
 
 LONGEST_ERROR: Final = 10_000
 """Letters of an error that an event has; the trial, or the experiment, has all of it."""
+
+LASTING: Final[tuple[NoticeKind, ...]] = ("code", "limit")
+"""The notices that stay when an experiment is over: they are about its results."""
+
 _OPEN: Final = choose(is_in(states.OPEN_TRIALS))
 
 
@@ -103,7 +107,9 @@ def move_experiment(
     if kind is None:
         raise ConflictError(f"an experiment that is {experiment.state} cannot become {following}")
     experiment.state = following
-    if following in states.ENDED or following in ("queued", "paused", "deleting"):
+    if following in states.ENDED:
+        keep_notices(experiment, *LASTING)
+    elif following in ("queued", "paused", "deleting"):
         keep_notices(experiment, "code", "failures" if following == "paused" else "code")
     if following in states.ENDED or following in ("paused", "waiting_for_room"):
         experiment.left_at = experiment.left_at or time.time()
@@ -122,11 +128,11 @@ def keep_notices(experiment: ExperimentRow, *kinds: NoticeKind) -> None:
 def record_notices(rows: RowSession, experiment: ExperimentRow, notices: Sequence[Notice]) -> None:
     """Replace the notices of an experiment, with an event if they are others than before.
 
-    Once it is over, what its driver said of the code that trained it stays.
+    Once it is over, what its driver said of its result stays.
     """
     told = [notice.to_dict() for notice in notices]
     if experiment.state in states.ENDED:
-        told = [*(n for n in experiment.notices or () if n["kind"] == "code"), *told]
+        told = [*(n for n in experiment.notices or () if n["kind"] in LASTING), *told]
     if told != (experiment.notices or []):
         experiment.notices = told or None
         reason = "; ".join(notice.words for notice in notices) or None

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from sqlalchemy import bindparam, update
 from sqlalchemy.orm import Session
 
-from eigensweep.service.record.journal import keep_notices
+from eigensweep.service.record.journal import LASTING, keep_notices
 from eigensweep.service.record.ledger.part import LedgerPart, writes
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.rows import RowSession
@@ -30,7 +30,7 @@ class DeliveryWrites(LedgerPart):
     @writes
     def set_tracked(self, rows: RowSession, experiment: ExperimentRow) -> None:
         experiment.tracked = True
-        keep_notices(experiment, "code")
+        keep_notices(experiment, *LASTING)
 
     @writes
     def forget_delivery(self, rows: RowSession, experiment: ExperimentRow) -> None:

@@ -8,6 +8,9 @@ from eigensweep.protocol.ledger import PAUSED, CourseLedger
 from eigensweep.store.marks import Mark, cancel_mark, pause_mark
 from eigensweep.store.places.store_watch import StoreWatch
 
+CANCELLED = "cancelled on request"
+"""The reason of a person."""
+
 ASK_SECONDS = 1.0
 """The ledger is asked at most this often."""
 
@@ -71,6 +74,11 @@ class StopReason:
         return self._reason
 
     @property
+    def is_cancellation(self) -> bool:
+        """Whether the last reason is that a person cancels the experiment."""
+        return self._reason == CANCELLED
+
+    @property
     def is_pause(self) -> bool:
         """Whether the last reason is a pause."""
         return self._reason == PAUSED
@@ -88,7 +96,7 @@ class StopReason:
     def _find(self) -> str | None:
         intent = self._ledger.intent()
         if intent == "cancel":
-            return "cancelled on request"
+            return CANCELLED
         now = time.monotonic() if self._waits_since is None else self._waits_since
         if self._deadline is not None and now > self._deadline:
             return f"its {self._wall_seconds:g} s are over (limits.wall_seconds)"
