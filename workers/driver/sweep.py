@@ -569,9 +569,9 @@ class Sweep:
             found.append(Notice("code", words))
         if self._stopped is not None and self._stopped[0] == "completed":
             cut_off = sum(entry.state == "cancelled" for entry in self.entries.values())
-            words = f"ended early: {self._stopped[1]}, {say_count(cut_off, 'trial')} cut off"
-            if self._coming:
-                words += f", {say_count(self._coming, 'trial')} not begun"
+            words = f"ended early: {self._stopped[1]}"
+            words += f", {say_count(cut_off, 'trial')} cut off" if cut_off else ""
+            words += f", {say_count(self._coming, 'trial')} not begun" if self._coming else ""
             words += ". `eigensweep extend` with another limit goes on"
             found.append(Notice("limit", words))
         return found
