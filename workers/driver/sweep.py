@@ -370,7 +370,7 @@ class Sweep:
         if goal is None or entry is None or entry.state not in RANKED or entry.result is None:
             return
         if (value := entry.result.value) is not None and cost(value, better) <= cost(goal, better):
-            self.goal_reached = f"trial {entry.number} reached {value:g} (limits.goal: {goal:g})"
+            self.goal_reached = f"trial {entry.number} reached {value:.4g} (limits.goal: {goal:g})"
 
     def lose(
         self,
