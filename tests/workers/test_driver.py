@@ -227,7 +227,7 @@ class TestKills:
         assert sorted(h[1] for h in self.history(e, "finish")) == [0, 1, 2]
         assert trials[number].attempt >= 2
         reason = next(h[3] for h in self.history(e, "interrupt"))
-        assert "died" in reason
+        assert "has ended by SIGKILL" in reason
         self.check_curves(e)
 
     def test_a_paused_experiment_goes_on_as_if_never_paused(self, experiment):
