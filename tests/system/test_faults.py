@@ -175,7 +175,7 @@ def test_a_trial_that_takes_endless_memory_fails_alone(service):
 
 
 def test_the_node_has_no_memory_left_for_half_a_minute(service):
-    """Another program takes it, and Ray ends what it may end: trials, and the driver, too."""
+    """Another program takes it, and Ray ends trials, but no driver."""
     memory = psutil.virtual_memory()
     limit = memory.total - memory.available + ROOM
     if limit + BEYOND > 0.9 * memory.total:
@@ -198,6 +198,6 @@ def test_the_node_has_no_memory_left_for_half_a_minute(service):
     fault = f"memory of the node exhausted, {SHORT_SECONDS:g} s"
     id = GRID.begin(service)
     check_recovery(service, GRID, id, fault, take_memory)
-    assert "driver died" not in service.log.read_text()  # Ray ends trials, and no driver
+    assert not [line for line in service.log.read_text().splitlines() if "driver died" in line]
     assert max(trial["attempt"] for trial in service.trials(id)) > 1, "Ray ended none"
     end(service)
