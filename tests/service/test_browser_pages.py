@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 
 from eigensweep.client.answers.answers import format_experiment
 from eigensweep.client.answers.trial_table import TrialTable
-from eigensweep.protocol.messages import Takeover
+from eigensweep.protocol.messages import Notice, Takeover
 from eigensweep.results.seeds import summarise
 from eigensweep.results.trial_result import ReplicateResult, Result, Source
 from eigensweep.search_spaces.shipped.presets import load_preset
@@ -263,6 +263,13 @@ class TestExperiment:
         words = read(client, f"/experiments/{ledger.experiment_id}")
         assert f"{heading} because of this" in words
         assert words.count("What went wrong") == (state == "failed")
+
+    def test_a_limit_that_ended_it_is_told_with_its_command(self, client, ledger):
+        words = "ended early: its 5 s are over. `eigensweep extend` with another limit goes on"
+        ledger.record_notices([Notice("limit", words)])
+        ledger.end("completed")
+        page = client.get(f"/experiments/{ledger.experiment_id}").text
+        assert "are over. <code>eigensweep extend</code> with another limit goes on.</p>" in page
 
     def test_the_list_of_trials_is_filtered_sorted_and_paged(self, client, ledger):
         here = f"/experiments/{ledger.experiment_id}/trials"
