@@ -197,17 +197,24 @@ def _p_words(found: ClaimFound) -> str:
 
 
 def _share_words(suite: Suite, claim: Claim, each: Shown) -> str:
-    """Return the share of the paper's training sequences, and what else is smaller."""
+    """Return the share of the paper's training sequences, and what else is smaller.
+
+    Of a step's time there is no share: as many steps are timed as it takes.
+    """
     label = claim.experiment
     for arm in (claim.better, claim.alike, claim.arm):
         if arm is not None:
             label = split_arm(arm, claim)[0]
+    if claim.by.analysis is not None:
+        label = suite.analyses[claim.by.analysis].experiment or ""
     specs = make_specs(each.results.name, each.results.budget)
     if label not in specs:
         return "all" if claim.by.analysis is not None and not suite.experiments else ""
     here, there = specs[label], load_preset(suite.experiments[label].preset)
     share = _sequences(here) / _sequences(there)
     words = "all" if abs(share - 1) < 1e-9 else f"{100 * share:.3g} %"
+    if claim.by.metric == "seconds_per_step":
+        words = f"{here.training.resolve(here.task).steps:,} steps timed"
     changed = [
         f"{field} {_short(value)} of {_short(there_value)}"
         for field, value, there_value in _changes(here, there)

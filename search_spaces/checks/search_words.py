@@ -84,6 +84,11 @@ def explain_search(spec: ExperimentSpec) -> list[str]:
         words.extend(_explain_margin(spec, spec.scheduler.margin))
     if spec.scheduler.name == "pbt":
         words.append(explain_population(spec))
+        if spec.limits.wall_seconds is not None:
+            words.append(
+                "Its trials end together: if limits.wall_seconds are over before, there is no best "
+                "trial, and `eigensweep extend` with another limit goes on"
+            )
     if spec.population is not None:
         is_all = method == "nsga2" and trials is not None and trials <= spec.population * len(arms)
         is_all = is_all and not spec.search.warm_start

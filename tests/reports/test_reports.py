@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import shutil
 from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
@@ -596,6 +597,17 @@ class TestReport:
         assert "| enrnn/figure-3 | needs TIMIT, " in page
         assert "| asrnn/figure-1b | decides nothing in the short budget; " in page
         assert "nan" not in (tmp_path / "report" / MARKDOWN).read_text()
+
+    def test_the_page_says_how_much_was_trained_for_each_claim(self, tmp_path):
+        kept = Path(__file__).parents[2] / "docs" / "reproduction" / "results"
+        folder = tmp_path / "docs" / "p" / "results"
+        folder.mkdir(parents=True)
+        for name in ("asrnn-table-3", "henaff-figure-5", "henaff-figure-6", "nnrnn-figure-6a"):
+            shutil.copy(kept / f"{name}-full.json", folder)
+        make_page(folder, tmp_path / "docs" / "p.md")
+        rows = (tmp_path / "docs" / "p.md").read_text().splitlines()
+        shares = [row.split(" | ")[-2] for row in rows if "| **" in row and row.startswith("| [")]
+        assert shares == ["100 steps timed", "all", "all", "all"]
 
     def test_rows_name_their_experiment_where_there_are_several(self, content):
         assert "| enrnn |" in write_report(content, None)

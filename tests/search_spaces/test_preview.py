@@ -185,6 +185,16 @@ def test_pbt_says_how_many_trials_are_replaced_and_when():
     (words,) = found.search.words
     assert "waits for the last at each rung: 4 times, first at 20 steps" in words
     assert "the 2 worst go on from a copy of one of the 2 best, with changed optimizer.lr" in words
+    limited = make(
+        model=model,
+        search=search,
+        scheduler=scheduler,
+        training=training,
+        limits={"wall_seconds": 60},
+    )
+    before, said = preview(limited).search.words
+    assert before == words
+    assert "if limits.wall_seconds are over before, there is no best trial" in said
 
 
 def test_a_grid_runs_every_point_whatever_trials_are_asked_for():
