@@ -34,6 +34,7 @@ from pydantic import ValidationError
 from sqlalchemy import make_url, text
 from sqlalchemy.exc import SQLAlchemyError
 
+from eigensweep.common.machine import count_processors, find_memory
 from eigensweep.common.private_folders import UnsafeFolderError, require_private
 from eigensweep.common.variables import describe_unknown, find_unknown
 from eigensweep.search_spaces.labels import say_count
@@ -229,8 +230,8 @@ def check_devices(context: Context) -> Iterator[Finding]:
     """Yield the processors and GPUs."""
     import torch
 
-    memory = psutil.virtual_memory().total / 2**30
-    yield ok("processors", f"{say_count(os.cpu_count() or 1, 'core')}, {memory:.0f} GiB of memory")
+    cores, memory = count_processors(), find_memory() / 2**30
+    yield ok("processors", f"{say_count(cores, 'core')}, {memory:.0f} GiB of memory")
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
         yield ok("gpus", f"{len(names)}: {', '.join(names)}; CUDA {torch.version.cuda}")

@@ -21,13 +21,13 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
-import psutil  # type: ignore[import-untyped]
 from anyio import to_thread
 from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
 from eigensweep.common import logs, traces
 from eigensweep.common.loading import load_for_good
+from eigensweep.common.machine import find_memory
 from eigensweep.common.variables import warn_of_unknown
 from eigensweep.protocol.messages import DriverOptions
 from eigensweep.service.process import home, ports
@@ -61,8 +61,6 @@ AT_ONCE: Final = 2
 """Experiments at once beside trials, unless another number is wanted."""
 OF_ALL: Final = 8
 """The same on a cluster, or where each user has one."""
-LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
-"""Where Linux says what a container may have."""
 DISK_WORDS: Final = ("database or disk is full", "disk I/O error", "readonly database")
 """What SQLite says where its disk cannot be written."""
 PAUSE_SECONDS: Final = 1.0
@@ -401,7 +399,7 @@ def _build(
     wanted = settings.max_experiments
     if wanted is None:
         wanted = AT_ONCE if settings.ray_address is None else OF_ALL
-    most = max(1, _find_memory() // 2 // DRIVER_BYTES - MOST_DELIVERIES)
+    most = max(1, find_memory() // 2 // DRIVER_BYTES - MOST_DELIVERIES)
     dispatcher = Dispatcher(
         record,
         min(wanted, most),
@@ -550,14 +548,6 @@ class _Http:
         self.begin_to_stop()
         self._thread.join(6)
         self._listener.close()
-
-
-def _find_memory() -> int:
-    """Return the memory of this machine, or of this container if that may have less; in bytes."""
-    memory = int(psutil.virtual_memory().total)
-    with suppress(OSError, ValueError):  # there is no limit, or no such file
-        return min(memory, int(LIMIT.read_text()))
-    return memory
 
 
 @contextmanager

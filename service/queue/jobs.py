@@ -26,6 +26,7 @@ from pydantic import BaseModel
 from sqlalchemy.exc import SQLAlchemyError
 
 from eigensweep.analyses.messages import NOT_WRITTEN, OUTCOME, ChildOutcome
+from eigensweep.common.machine import count_processors
 from eigensweep.service.record.errors import NotLeadingError
 from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.sql import database
@@ -98,7 +99,7 @@ class ChildRunner:
         secret: dict[str, str] = {}
         if self.mlflow is not None and self.mlflow.token is not None:
             secret = secret_auth.make_variables(self.mlflow.token)
-        threads = str(min(4, max(1, (os.cpu_count() or 1) // 2)))
+        threads = str(min(4, max(1, count_processors() // 2)))
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "log").open("wb") as log, TemporaryFile(dir=folder) as order_file:
             order_file.write(order.encode())

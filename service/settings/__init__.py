@@ -310,7 +310,7 @@ class Settings(BaseSettings):
     ray_address: str | None = None
     """Address of a running Ray cluster; None: the service starts Ray on this machine."""
     cpus: int | None = Field(default=None, ge=1)
-    """Processors for the Ray that the service starts; None: all."""
+    """Processors for the Ray that the service starts; None: all that it may use."""
     storage: Storage | None = None
     """Folder of checkpoints and curves, the same on every node, or `s3://bucket/prefix`, or
     `gs://bucket/prefix`.

@@ -18,6 +18,7 @@ import ray.exceptions
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
 from eigensweep.common.foreign_code import keep_signal_handlers
+from eigensweep.common.machine import count_processors, find_memory
 from eigensweep.common.private_folders import UnsafeFolderError
 from eigensweep.workers.cluster.nodes import ClusterSnapshot, Node, RayPlace, read_nodes
 from eigensweep.workers.cluster.ray_folder import RayFolder
@@ -73,7 +74,8 @@ class RayCluster:
 
         Call it in the main thread: Ray's processes die with the thread that started them. Our own
         has `temp_dir` to itself: it is emptied now, and removed by `stop`. There trials do not get
-        `kept_memory`, in bytes: it is for drivers.
+        `kept_memory`, in bytes: it is for drivers. Without `num_cpus` it has the processors that
+        this process may use.
 
         Raises:
             ClusterError: if Ray does not start or does not answer, or its folder is not safe.
@@ -96,7 +98,9 @@ class RayCluster:
             folder = RayFolder.make(None if temp_dir is None else Path(temp_dir))
         except (UnsafeFolderError, OSError) as error:
             raise ClusterError(f"Ray has no folder to work in: {error}") from error
-        memory = int(utils.estimate_available_memory()) - OBJECT_STORE_BYTES
+        if num_cpus is None:  # Ray knows the limits of containers, but not of taskset and Slurm
+            num_cpus = max(1, min(int(utils.get_num_cpus()), count_processors()))
+        memory = min(int(utils.estimate_available_memory()), find_memory()) - OBJECT_STORE_BYTES
         with keep_signal_handlers():
             addresses = _init(
                 address="local",

@@ -24,6 +24,7 @@ import psutil  # type: ignore[import-untyped]
 import ray
 from ray._private.grpc_utils import init_grpc_channel
 
+from eigensweep.common.machine import find_memory
 from eigensweep.protocol.code import has_changed, own_code
 from eigensweep.workers.processes.fork_server import find_peer
 from eigensweep.workers.processes.forked import keep_server
@@ -58,7 +59,7 @@ OF_RAY: Final = {"PYTHONBREAKPOINT": "ray.util.rpdb.set_trace"}
 
 def keep_ready() -> None:
     """Keep processes ready for the first trials, for as long as this process lives."""
-    memory = psutil.virtual_memory().total
+    memory = find_memory()
     if memory * MOST_OF_MEMORY < BYTES:
         logger.info("nothing is kept ready for trials: there are %.1f GB of memory", memory / 1e9)
         return
