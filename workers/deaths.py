@@ -14,11 +14,13 @@ from typing import Literal
 from eigensweep.protocol.ledger import OtherVersionError, SupersededError
 from eigensweep.store.places.durable_files import DISK_ERRORS, StoreAwayError
 
-Cause = Literal["failure", "memory", "ray", "store", "code", "unseen", "stuck", "superseded"]
-"""What ended a process: what it did (`failure`), a machine without memory, a Ray that it could not
-connect to, a store that was away or a disk that was full or broken (`store`), a service of another
-version of the code, something that nobody saw, the service since it did not do what it was asked
-for (`stuck`), or a successor's arrival."""
+Cause = Literal[
+    "failure", "memory", "threads", "ray", "store", "code", "unseen", "stuck", "superseded"
+]
+"""What ended a process: what it did (`failure`), a machine without memory, or without a thread more
+(`threads`), a Ray that it could not connect to, a store that was away or a disk that was full or
+broken (`store`), a service of another version of the code, something that nobody saw, the service
+since it did not do what it was asked for (`stuck`), or a successor's arrival."""
 
 OTHER_CODE = (
     "the code on the disk is not the running service's: restart the service, and what is under way "

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
+
+import psutil  # type: ignore[import-untyped]
 
 OWN_GROUPS: Final = Path("/proc/self/cgroup")
 """Where Linux says in which control groups this process is."""
@@ -43,20 +47,60 @@ def find_memory() -> int:
     limit.
     """
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for path in _list_limits():
+    for path in _list_limits("memory", "memory.limit_in_bytes", "memory.max"):
         with suppress(OSError, ValueError):  # no such file, or "max": there is no limit
             memory = min(memory, int(path.read_text(encoding="utf-8")))
     return memory
 
 
-def _list_limits() -> Iterator[Path]:
-    """Yield the files with the limits of this process's control group and of those around it."""
+@dataclass(frozen=True)
+class ThreadLimit:
+    """How many threads may run, those of one thread per process included, and how many do."""
+
+    most: int
+    running: int
+    name: str
+    """What says so: a file of a control group, or `ulimit -u`."""
+
+    @property
+    def left(self) -> int:
+        """How many more may start."""
+        return self.most - self.running
+
+
+def find_thread_limit() -> ThreadLimit | None:
+    """Return the limit of threads that leaves the fewest; None: there is none.
+
+    Linux counts processes and threads together, by control group and by user.
+    """
+    return min(_list_thread_limits(), key=lambda each: each.left, default=None)
+
+
+def _list_thread_limits() -> Iterator[ThreadLimit]:
+    for path in _list_limits("pids", "pids.max", "pids.max"):
+        with suppress(OSError, ValueError):
+            running = int(path.with_name("pids.current").read_text(encoding="utf-8"))
+            yield ThreadLimit(int(path.read_text(encoding="utf-8")), running, str(path))
+    most, user = resource.getrlimit(resource.RLIMIT_NPROC)[0], os.getuid()
+    if user != 0 and most != resource.RLIM_INFINITY:  # root has no such limit
+        found = (each.info for each in psutil.process_iter(["uids", "num_threads"]))
+        mine = (
+            each["num_threads"] or 0 for each in found if each["uids"] and each["uids"].real == user
+        )
+        yield ThreadLimit(most, sum(mine), "ulimit -u")
+
+
+def _list_limits(kind: str, older: str, name: str) -> Iterator[Path]:
+    """Yield the files with the limits of this process's control group and of those around it.
+
+    `kind` and `older` are the tree and the file of version 1, `name` is the file of version 2,
+    which has one tree.
+    """
     with suppress(OSError):
         for line in OWN_GROUPS.read_text(encoding="utf-8").splitlines():
             _, kinds, group = line.split(":", 2)
-            if kinds not in ("", "memory"):  # without a kind: version 2, which has one tree
+            if kinds not in ("", kind):
                 continue
-            name = "memory.limit_in_bytes" if kinds else "memory.max"
             path = PurePosixPath(group)
             for each in (path, *path.parents):
-                yield GROUPS.joinpath(kinds, *each.parts[1:], name)
+                yield GROUPS.joinpath(kinds, *each.parts[1:], older if kinds else name)

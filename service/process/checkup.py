@@ -50,6 +50,7 @@ from eigensweep.service.settings import (
 from eigensweep.store.places.disk_space import LEAST_FILES, find_low
 from eigensweep.store.places.durable_files import StorageError, StoreKeysError
 from eigensweep.store.places.files import is_url
+from eigensweep.workers.cluster.threads import find_thread_problem
 
 State = Literal["ok", "warning", "problem"]
 
@@ -232,6 +233,10 @@ def check_devices(context: Context) -> Iterator[Finding]:
 
     cores, memory = count_processors(), find_memory() / 2**30
     yield ok("processors", f"{say_count(cores, 'core')}, {memory:.0f} GiB of memory")
+    cpus = context.settings.cpus
+    if (problem := find_thread_problem(cores if cpus is None else cpus)) is not None:
+        advice = "raise that limit, or take fewer processors by EIGENSWEEP_CPUS"
+        yield Finding("warning", "threads", problem, advice)
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
         yield ok("gpus", f"{len(names)}: {', '.join(names)}; CUDA {torch.version.cuda}")

@@ -33,6 +33,7 @@ from eigensweep.store.checkpoints import replicate_key
 from eigensweep.store.places.durable_files import StorageError, StoreAwayError
 from eigensweep.workers.cluster.drivers import DriverProcess
 from eigensweep.workers.cluster.nodes import Node
+from eigensweep.workers.cluster.threads import find_crowd
 from eigensweep.workers.deaths import Death
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ LEAST_INTERVAL: Final = 0.1
 """Shortest time, in seconds, between two ticks: a hundred posts at once are one look."""
 STOP_SECONDS: Final = 300.0
 """Seconds for a driver to stop its trials after a pause or cancellation; then it hangs."""
-INNOCENT: Final = ("superseded", "memory", "ray", "store", "code", "unseen", "stuck")
+INNOCENT: Final = ("superseded", "memory", "ray", "store", "code", "unseen", "stuck", "threads")
 """Causes of a driver's death that say nothing of its experiment; `superseded`: another service had
 the lead meanwhile."""
 DELIVERY_PAUSE: Final = 5.0
@@ -390,6 +391,8 @@ class Dispatcher:
         if self.clock() >= known.launched_at + LONGEST_PAUSE:  # it was at work for a while
             known.pause = FIRST_PAUSE
         death = driver.death or Death("for a reason that is not known")
+        if death.cause in ("failure", "ray") and (crowd := find_crowd()) is not None:
+            death = Death(f"{death.line}; {crowd}", "threads")
         state_now = self.record.row(id).state
         if state_now not in DRIVEN | ENDED:  # it was paused, and perhaps queued again
             known.driver = None

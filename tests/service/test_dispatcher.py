@@ -23,6 +23,7 @@ from eigensweep.protocol.ledger import StaleWriteError, SupersededError
 from eigensweep.protocol.messages import DriverOptions
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service import store_probe
+from eigensweep.service.queue import dispatcher as dispatcher_module
 from eigensweep.service.queue.dispatcher import (
     LEAST_INTERVAL,
     LONGEST_PAUSE,
@@ -269,6 +270,26 @@ class TestDispatcher:
             ("driver", f"its driver died and is started again: {death}")
         ]
         assert 300 < now[0] < 2 * MOST_DEATHS * LONGEST_PAUSE, "after growing pauses"
+
+    def test_without_a_thread_a_death_is_not_the_drivers_own(
+        self, record, launcher, post, monkeypatch
+    ):
+        now, crowd = [0.0], "950 processes and threads run of 1,000 that ulimit -u allows"
+        monkeypatch.setattr(dispatcher_module, "find_crowd", lambda: crowd)
+        dispatcher = Dispatcher(record, launcher=launcher, options=OPTIONS, clock=lambda: now[0])
+        id = post()
+        dispatcher.tick()
+        for _ in range(2 * MOST_DEATHS):
+            launcher.launched[-1].now = "died"
+            words = "Traceback (most recent call last):\nRuntimeError: can't start new thread"
+            launcher.launched[-1].death = Death(words)
+            for _ in range(40):
+                now[0] += 10.0
+                dispatcher.tick()
+        row = record.row(id)
+        assert row.state != "failed"
+        (notice,) = row.notices
+        assert notice["words"].endswith(f"RuntimeError: can't start new thread; {crowd}")
 
     @pytest.mark.parametrize("ask", ["pause", "cancel"])
     def test_one_that_does_not_stop_its_trials_is_replaced(self, record, launcher, post, ask):

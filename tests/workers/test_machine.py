@@ -7,10 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from eigensweep.common import machine
-from eigensweep.common.machine import count_processors, find_memory
+from eigensweep.common.machine import count_processors, find_memory, find_thread_limit
+from eigensweep.workers.cluster.threads import find_crowd, find_thread_problem
 
 JOB = "/system.slice/slurmstepd.scope/job_7"
 
@@ -71,3 +73,55 @@ def test_the_older_tree_of_memory_is_read_too(groups):
 def test_without_control_groups_all_memory_counts(groups):
     assert not machine.OWN_GROUPS.exists()
     assert find_memory() == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+class TestThreads:
+    """Linux may let fewer processes and threads run than Ray and the trials need."""
+
+    @pytest.fixture(autouse=True)
+    def as_root(self, monkeypatch):
+        """Root is not bound by `ulimit -u`."""
+        monkeypatch.setattr(machine.os, "getuid", lambda: 0)
+
+    @staticmethod
+    def allow(groups: Path, most: int | str, running: int, group: str = JOB) -> None:
+        """Write the limit of a control group of version 2, and how many threads it has."""
+        machine.OWN_GROUPS.write_text(f"0::{JOB}\n")
+        limit(groups, group, str(most), "pids.max")
+        limit(groups, group, str(running), "pids.current")
+
+    def test_without_a_limit_nothing_is_missing(self, groups):
+        self.allow(groups, "max", 90)
+        assert find_thread_limit() is None
+        assert (find_thread_problem(64), find_crowd()) == (None, None)
+
+    def test_the_limit_that_leaves_the_fewest_counts(self, groups):
+        self.allow(groups, 500, 90)
+        self.allow(groups, 1000, 950, "/system.slice")
+        found = find_thread_limit()
+        assert (found.most, found.left) == (1000, 50)
+        assert found.name == str(groups / "system.slice" / "pids.max")
+
+    def test_a_service_with_many_trials_needs_more_than_one_with_few(self, groups):
+        self.allow(groups, 300, 20)
+        assert find_thread_problem(2) is None
+        assert find_thread_problem(8) == (
+            f"{groups}{JOB}/pids.max allows 300 processes and threads, and trials on 8 processors "
+            "need about 460 with all around them"
+        )
+
+    def test_where_few_are_left_it_is_crowded(self, groups):
+        self.allow(groups, 300, 150)
+        assert find_crowd() is None
+        self.allow(groups, 300, 250)
+        assert find_crowd() == (
+            f"250 processes and threads run of 300 that {groups}{JOB}/pids.max allows"
+        )
+
+    def test_those_of_a_user_count_against_the_limit_of_a_user(self, groups, monkeypatch):
+        mine = psutil.Process().uids().real or 4711  # root's uid would have no limit
+        monkeypatch.setattr(machine.os, "getuid", lambda: mine)
+        monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (4096, 4096))
+        found = find_thread_limit()
+        assert (found.most, found.name) == (4096, "ulimit -u")
+        assert found.running >= (mine != 4711)

@@ -22,6 +22,7 @@ from eigensweep.common.machine import count_processors, find_memory
 from eigensweep.common.private_folders import UnsafeFolderError
 from eigensweep.workers.cluster.nodes import ClusterSnapshot, Node, RayPlace, read_nodes
 from eigensweep.workers.cluster.ray_folder import RayFolder
+from eigensweep.workers.cluster.threads import find_thread_problem
 from eigensweep.workers.driver.process.ray_job import EXPERIMENT, connect
 from eigensweep.workers.ray_nodes import answers, find_silent, list_nodes
 
@@ -100,6 +101,8 @@ class RayCluster:
             raise ClusterError(f"Ray has no folder to work in: {error}") from error
         if num_cpus is None:  # Ray knows the limits of containers, but not of taskset and Slurm
             num_cpus = max(1, min(int(utils.get_num_cpus()), count_processors()))
+        if (problem := find_thread_problem(num_cpus)) is not None:
+            logger.warning("%s: take fewer by EIGENSWEEP_CPUS, or raise that limit", problem)
         memory = min(int(utils.estimate_available_memory()), find_memory()) - OBJECT_STORE_BYTES
         with keep_signal_handlers():
             addresses = _init(

@@ -1,0 +1,33 @@
+"""Whether Linux lets Ray, the service, drivers and trials have the threads that they need."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from eigensweep.common.machine import find_thread_limit
+
+AT_REST: Final = 220
+"""Threads and processes of a service, of its Ray, MLflow and a driver."""
+OF_A_TRIAL: Final = 30
+"""Those of a trial on a processor. With 1, 2 and 8 trials at once all were 241, 264 and 419."""
+CROWDED: Final = 100
+"""Where fewer are left, something that ended may have ended for want of them."""
+
+
+def find_thread_problem(processors: float) -> str | None:
+    """Return in words that too few threads may run for trials on all processors; None: enough."""
+    limit, needed = find_thread_limit(), AT_REST + OF_A_TRIAL * max(1, int(processors))
+    if limit is None or limit.most >= needed:
+        return None
+    return (
+        f"{limit.name} allows {limit.most:,} processes and threads, and trials on "
+        f"{processors:g} processors need about {needed:,} with all around them"
+    )
+
+
+def find_crowd() -> str | None:
+    """Return in words that hardly any thread can be started now; None: that is not so."""
+    limit = find_thread_limit()
+    if limit is None or limit.left >= CROWDED:
+        return None
+    return f"{limit.running:,} processes and threads run of {limit.most:,} that {limit.name} allows"
