@@ -102,7 +102,7 @@ class TestThreads:
         assert (found.most, found.left) == (1000, 50)
         assert found.name == str(groups / "system.slice" / "pids.max")
 
-    def test_a_service_with_many_trials_needs_more_than_one_with_few(self, groups):
+    def test_many_trials_need_more_threads_than_few(self, groups):
         self.allow(groups, 300, 20)
         assert find_thread_problem(2) is None
         assert find_thread_problem(8) == (
