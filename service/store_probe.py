@@ -28,6 +28,8 @@ FRESH_SECONDS: Final = 5.0
 PATIENCE_SECONDS: Final = 2.0
 """How long a request waits for the store. It may not answer for minutes, and a folder that another
 machine shares may hang for ever."""
+LONGEST_SECONDS: Final = 120.0
+"""How long a request waits for its own answer while the store answers other questions."""
 
 
 def _close(late: Future[Any]) -> None:
@@ -50,15 +52,20 @@ class StoreProbe:
         """Unix time of the first look of those that found something, or are still waited for."""
 
     def ask(self, act: Callable[[Store], T]) -> T:
-        """Return what `act` reads in the store, waiting as long as the store answers others.
+        """Return what `act` reads in the store, waiting while the store answers others.
 
         Raises:
-            StoreAwayError: if the store does not answer; at once where that is known.
+            StoreAwayError: if the store does not answer; at once where that is known, and after
+                `LONGEST_SECONDS` where it answers others.
             Exception: whatever `act` raises.
         """
         answer: Future[T] | None = None
+        until = self._clock() + LONGEST_SECONDS
         while answer is None or not wait([answer], PATIENCE_SECONDS).done:
-            if (problem := self.find_problem()) is not None:
+            problem = self.find_problem()
+            if problem is None and self._clock() >= until:
+                problem = f"a part of {self.place} has not answered for {LONGEST_SECONDS:g} s"
+            if problem is not None:
                 if answer is not None:
                     answer.add_done_callback(_close)
                 raise StoreAwayError(problem)
@@ -86,9 +93,10 @@ class StoreProbe:
 
     def _look(self) -> None:
         try:
-            size = self.store.files.size(f".probe/{secrets.token_hex(8)}")
+            files, name = self.store.files, f".probe/{secrets.token_hex(8)}"
+            is_foreign = files.size(name) is not None or bool(files.names(name))
             foreign = f"{self.place} shows a file that nobody wrote; {PROXY}"
-            self._found = None if size is None else foreign
+            self._found = foreign if is_foreign else None
         except StorageError as error:
             self._found = str(error)
         self._fresh_until = self._clock() + FRESH_SECONDS

@@ -30,6 +30,7 @@ from eigensweep.store.places.durable_files import StoreAwayError
 from eigensweep.store.places.folder_files import FolderFiles
 
 READS = ("names", "read", "open", "size")
+UNCHANGED = {name: getattr(FolderFiles, name) for name in READS}
 
 
 @pytest.fixture
@@ -77,6 +78,26 @@ def test_a_deletion_says_that_the_store_hangs(client, record, settings, folder, 
     JobRunner(Jobs(record.url), [handler]).tick(handler)
     (notice,) = client.get(f"/v1/experiments/{id}").json()["notices"]
     assert "not deleted yet: the store has not answered since" in notice["words"]
+
+
+@pytest.mark.parametrize("hanging", ["names", "size"])
+def test_a_store_hangs_whatever_part_of_it_does(tmp_path, folder, monkeypatch, hanging):
+    for name in {*READS} - {hanging}:
+        monkeypatch.setattr(FolderFiles, name, UNCHANGED[name])
+    probe = StoreProbe(str(tmp_path))
+    assert probe.find_problem() is None
+    wait_until(lambda: probe._clock() >= probe._fresh_until)
+    folder.hangs()
+    assert "the store has not answered since" in probe.find_problem()
+
+
+def test_who_waits_for_an_answer_that_never_comes_is_told(tmp_path, folder, monkeypatch):
+    monkeypatch.setattr(store_probe, "LONGEST_SECONDS", 0.3)
+    probe, comes = StoreProbe(str(tmp_path)), threading.Event()
+    with pytest.raises(StoreAwayError, match=r"a part of .* has not answered for 0\.3 s"):
+        probe.ask(lambda _: comes.wait(PATIENCE))
+    comes.set()
+    assert probe.ask(lambda _: 4) == 4
 
 
 def test_a_prune_says_that_the_store_hangs(client, record, settings, folder):
