@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-import psutil  # type: ignore[import-untyped]
-
 OWN_GROUPS: Final = Path("/proc/self/cgroup")
 """Where Linux says in which control groups this process is."""
 GROUPS: Final = Path("/sys/fs/cgroup")
@@ -77,6 +75,8 @@ def find_thread_limit() -> ThreadLimit | None:
 
 
 def _list_thread_limits() -> Iterator[ThreadLimit]:
+    import psutil  # type: ignore[import-untyped]  # a machine that only trains has none
+
     for path in _list_limits("pids", "pids.max", "pids.max"):
         with suppress(OSError, ValueError):
             running = int(path.with_name("pids.current").read_text(encoding="utf-8"))
