@@ -31,6 +31,7 @@ def wait_for(service: Any, id: str, *states: str) -> dict[str, Any]:
 def test_an_analysis_outlives_a_kill_and_is_in_mlflow(service: Any) -> None:
     service.start()
     of = service.wait(service.post(SPEC)["id"])
+    wait_until(lambda: service.trials(of["id"])[0]["links"]["mlflow"])  # else it is not delivered
     request = {"name": "gradient_norms", "experiment": of["id"], "trial": 0}
     id = service.request("/v1/analyses", request)["id"]
     wait_for(service, id, "running")
