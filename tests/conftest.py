@@ -227,8 +227,13 @@ class ScriptedDriver:
                 if self.ledger.intent() == "cancel":
                     self.ledger.finish(number, attempt, "cancelled")
                     return "cancelled"
+                if number in self.ledger.find_stops():
+                    self.ledger.finish(number, attempt, "pruned", error="stopped on request")
+                    break
                 place = Place(node="here", pid=1, device="cpu")
                 self.ledger.report(number, attempt, step, {"valid/cross_entropy": value}, place)
+            if number in self.ledger.find_stops():
+                continue
             if config.optimizer.lr >= 10:
                 error = "Traceback (most recent call last):\nRuntimeError: a bug"
                 self.ledger.finish(number, attempt, "failed", error=error)

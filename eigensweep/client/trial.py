@@ -38,6 +38,16 @@ class Trial(Answer):
         config = read_config(self["config"])
         return read_weights(self._connection.download(path), config, which)
 
+    def stop(self) -> Trial:
+        """Stop it early while its experiment runs; its place goes to the next one of the search.
+
+        Within seconds it is `pruned`, with what it has reported.
+
+        Raises:
+            RefusedError: if it is over, or its experiment does not run.
+        """
+        return Trial(self._connection, self._connection.post(f"{self['links']['self']}/stop"))
+
     def logs(self) -> str:
         """Return what its process has printed, the newest 65,536 characters; '' if nothing.
 

@@ -44,7 +44,7 @@ from eigensweep.command.frame import (
     find_extra,
     make_folder,
 )
-from eigensweep.protocol.states import Action
+from eigensweep.protocol.states import OUTCOMES, Action
 
 Source = Annotated[
     str,
@@ -487,6 +487,25 @@ _add_action(
     "resume", "Queue paused experiments again: their trials go on from their commits, bit for bit."
 )
 _add_action("cancel", "Cancel experiments: running trials stop, finished trials stay.")
+
+
+@command(app, rich_help_panel=CONTROL)
+def stop(
+    call: Call,
+    trial: Annotated[
+        str, typer.Argument(metavar="EXPERIMENT/NUMBER", help="A trial that has not ended.")
+    ],
+) -> None:
+    """Stop one trial early: it ends as pruned, and its place goes to the next of its search."""
+    found, number = call.client.find_trial(trial)
+    if number is None:
+        raise InputError(
+            f"'{trial}' names no trial; '{trial}/0' would be its first one, and `eigensweep cancel "
+            f"{trial}` ends all of it"
+        )
+    stopped = found.trial(number).stop()
+    state = f"is {stopped['state']}" if stopped["state"] in OUTCOMES else "stops within seconds"
+    call.tell(stopped, lambda _: f"trial {number} {state}")
 
 
 @command(

@@ -324,6 +324,9 @@ class CourseLedger(Protocol):
     def intent(self) -> Intent:
         """Return what the person wants of this experiment now. Cheap enough for once a second."""
 
+    def find_stops(self) -> frozenset[int]:
+        """Return the trials that a person has asked to stop. Cheap enough for once a second."""
+
     def record_phase(self, phase: Phase) -> None:
         """Record what the driver is at, unless the experiment is to be paused or cancelled.
 

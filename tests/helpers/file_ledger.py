@@ -316,6 +316,10 @@ class FileLedger:
             intent: Intent = content["intent"]
             return intent
 
+    def find_stops(self) -> frozenset[int]:
+        with self._open(write=False) as content:
+            return frozenset(content.get("stops", ()))
+
     def resume_state(self) -> ResumeState:
         with self._open(write=True) as content:
             started = content.setdefault("started_at", time.time())
@@ -384,6 +388,11 @@ class FileLedger:
         """Ask the driver to go on, to pause or to stop, as a person does."""
         with self._open(write=True) as content:
             content["intent"] = intent
+
+    def stop(self, number: int) -> None:
+        """Ask the driver to stop one trial, as a person does."""
+        with self._open(write=True) as content:
+            content["stops"] = [*content.get("stops", ()), number]
 
     def contend(self, *others: tuple[str, str, Demand, int]) -> None:
         """Let other experiments be at work: id, owner, what it wants, and what runs of it."""

@@ -17,7 +17,7 @@ import httpx2
 import pandas as pd
 import pytest
 import yaml
-from helpers.waiting import PATIENCE
+from helpers.waiting import PATIENCE, wait_until
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from rich.console import Console
@@ -667,6 +667,24 @@ def test_arms_are_compared_at_equal_effort(cli: Cli, spec: str) -> None:
     assert all(pair["words"] in told for pair in as_json["pairs"])
     with Client() as client:
         assert client.compare_effort(id, f"{id}/{arm}") == as_json
+
+
+def test_one_trial_is_stopped_and_the_search_goes_on(cli: Cli, spec: str) -> None:
+    rungs = ("scheduler={name: asha, rung_every: 100}", "training.steps=100000")
+    long = [word for setting in rungs for word in ("--set", setting)]
+    id = json.loads(cli("submit", spec, *long, "--set", "name=long", "--json").stdout)["id"]
+    wait_until(lambda: json.loads(cli("trials", id, "--json").stdout))
+    assert cli("stop", f"{id}/0").stdout == "trial 0 stops within seconds\n"
+    wait_until(lambda: json.loads(cli("trials", id, "0", "--json").stdout)["state"] == "pruned")
+    assert "stopped on request" in cli("trials", id, "0").stdout
+    again, unnamed = cli("stop", f"{id}/0"), cli("stop", "long")
+    assert (again.stdout, unnamed.exit_code) == ("trial 0 is pruned\n", 2)
+    assert unnamed.stderr.startswith("error: 'long' names no trial; 'long/0' would be its first")
+    with Client() as client:
+        trial = wait_until(lambda: client.experiment(id).trial(1))
+        assert trial.stop()["number"] == 1
+        client.experiment(id).cancel()
+    assert cli("stop", f"{id}/99").exit_code == 2
 
 
 def test_weights_of_no_completed_trial_are_told_how_to_get(cli: Cli, spec: str) -> None:

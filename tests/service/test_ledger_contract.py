@@ -89,6 +89,12 @@ class Subject:
         else:
             Record(self.ledger.url).pause(self.ledger.experiment_id)
 
+    def stop(self, number: int) -> None:
+        if isinstance(self.ledger, FileLedger):
+            self.ledger.stop(number)
+        else:
+            Record(self.ledger.url).stop_trial(self.ledger.experiment_id, number)
+
     def replace_driver(self) -> None:
         if isinstance(self.ledger, FileLedger):
             self.ledger.replace_driver()
@@ -375,6 +381,15 @@ class TestEveryLedger:
         assert subject.ledger.intent() == "run"
         subject.cancel()
         assert subject.ledger.intent() == "cancel"
+
+    def test_the_driver_is_told_which_trials_to_stop(self, subject):
+        for number in range(3):
+            subject.ledger.open(number, "scornn", {}, CONFIG, f"hash {number}")
+        subject.ledger.begin(1)
+        assert subject.ledger.find_stops() == frozenset()
+        subject.stop(1)
+        subject.stop(2)
+        assert subject.ledger.find_stops() == {1, 2}
 
     def test_the_end_of_an_experiment_closes_its_trials(self, ledger):
         ledger.open(0, "scornn", {}, CONFIG, "abc")

@@ -295,6 +295,26 @@ class TestKills:
             assert run.data.tags["eigensweep.outcome"] == "cancelled"
         assert e.runs()[None].info.status == "KILLED"
 
+    def test_a_trial_that_a_person_stops_makes_room_for_the_next(self, experiment):
+        e = experiment(
+            {
+                "model": SLOW,
+                "search": {"method": "grid", "space": {"model.seconds": [30.0, 0.0]}},
+                "training": {"steps": 20, "evaluate_every": 1, "log_every": 1},
+                "limits": {"concurrency": 1},
+            }
+        )
+        handle = e.launch()
+        e.until(lambda: any(t.state == "running" for t in e.ledger.load()))
+        e.ledger.stop(0)
+        assert wait_for(handle) == "ended", handle.death
+        stopped, other = e.ledger.load()
+        assert (stopped.state, stopped.error) == ("pruned", "stopped on request")
+        assert (other.state, other.attempt) == ("completed", 1)
+        assert e.ledger.read("end") == ["completed", None]
+        tags = [e.runs()[number].data.tags["eigensweep.outcome"] for number in (0, 1)]
+        assert tags == ["pruned", "completed"]
+
     def test_training_needs_no_mlflow_and_a_later_driver_delivers(self, experiment):
         e = experiment({"model": SCORNN, "training": {"steps": 4}})
         handle = e.launch(mlflow_uri="http://127.0.0.1:9")

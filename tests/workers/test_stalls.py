@@ -221,7 +221,7 @@ def test_each_commit_of_any_replicate_is_progress(tmp_path):
 def test_the_process_of_a_stalled_trial_is_killed_and_no_other(monkeypatch):
     killed: list[Any] = []
     monkeypatch.setattr("ray.kill", killed.append)
-    live: Any = SimpleNamespace(sweep=None, end_stalled=lambda: {1})
+    live: Any = SimpleNamespace(sweep=None, end_stalled=lambda: {1}, find_stops=frozenset)
 
     class Running:
         status = Trial.RUNNING

@@ -225,6 +225,10 @@ class ExperimentDriver:
         is_wanted = self._fair.leaves_gpus and CPU_NODES.has_gpus(node)
         return is_wanted or node in self.sweep.cordons.draining
 
+    def find_stops(self) -> Set[int]:
+        """Return the trials that a person has asked to stop."""
+        return self.why_stop.stops
+
     def end_stalled(self) -> Set[int]:
         """Record the trials that make no progress as stalled; return their numbers.
 
@@ -295,6 +299,9 @@ class ExperimentDriver:
             logger.warning("trials fail one after another, pausing experiment=%s", self.experiment)
             self.ledger.request_pause("trials fail one after another")
         reason = self.why_stop()
+        for number in self.find_stops():
+            if self.sweep.entries[number].state == "waiting":
+                self.sweep.stop(number)
         if self.why_stop.is_cancellation:
             self.sweep.cancel(CANCELLED)
             return True

@@ -44,6 +44,9 @@ from eigensweep.workers.driver.search.study import Study
 
 logger = logging.getLogger(__name__)
 
+STOPPED = "stopped on request"
+"""Why a trial is over that a person has stopped."""
+
 FIRST_TIME = ResumeState()
 """How an experiment stands that was never over."""
 
@@ -363,6 +366,24 @@ class Sweep:
         self._see_goal(entry)
         if self._exhausted:  # Tune asks no more, unless a trial waits
             self._race()
+
+    def stop(self, number: int, result: Result | None = None) -> bool:
+        """Record that a person stops a trial early, with its result so far; tell if it is over.
+
+        One that is about to get a process is stopped when it has it. One that had a result before,
+        and was opened again for more, trains on.
+        """
+        entry = self.entries[number]
+        is_starting = entry.state == "waiting" and number in self._handed_out
+        if is_starting or (entry.earlier is not None and entry.earlier.state in RANKED):
+            return False
+        if number in self._queue:
+            self._queue.remove(number)
+        self._losses.rests.pop(number, None)
+        self._arrived.pop(number, None)
+        self._replaced.discard(number)
+        self.end(number, "pruned", result, error=STOPPED)
+        return True
 
     def _see_goal(self, entry: TrialEntry | None) -> None:
         """Find out whether a trial has reached `limits.goal`."""

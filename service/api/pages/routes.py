@@ -86,6 +86,7 @@ TEMPLATES.globals |= {
     "ACTIONS": states.ACTIONS,
     "ENDED": states.ENDED,
     "OPEN_ANALYSES": states.OPEN_ANALYSES,
+    "PHASES": states.PHASES,
 }
 
 

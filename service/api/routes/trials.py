@@ -17,7 +17,7 @@ from eigensweep.service.api.answers.paging import Part, cut, decode
 from eigensweep.service.api.answers.schemas import Page, PageAsked, TrialNow, TrialSummary
 from eigensweep.service.api.answers.written import WrittenRoute
 from eigensweep.service.api.parts import Service, TheService
-from eigensweep.service.api.routes.experiments import ExperimentId
+from eigensweep.service.api.routes.experiments import ExperimentId, OwnExperimentId
 from eigensweep.service.api.routes.overviews import TrialNumber
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.views.queries import StoredTrial
@@ -121,3 +121,20 @@ def _read_rows(service: Service, id: str) -> Iterator[list[Row]]:
 def get_trial(service: TheService, id: ExperimentId, number: TrialNumber) -> TrialNow:
     """Return a trial with its configuration, rung reports, attempts and result."""
     return service.views.trial(service.record.trial(id, number))
+
+
+@router.post(
+    "/experiments/{id}/trials/{number}/stop",
+    status_code=202,
+    summary="Stop a trial early",
+    responses=describe_errors(409),
+)
+def stop_trial(service: TheService, id: OwnExperimentId, number: TrialNumber) -> TrialNow:
+    """Stop one trial of a running experiment; its place goes to the next one of the search.
+
+    Within seconds it is `pruned`, as one that a scheduler stops early, with what it has reported. A
+    second call changes nothing. Answered 409 if the trial is over, if the experiment does not run,
+    or if the trial has a result and trains further, with more seeds or a longer budget.
+    """
+    service.record.stop_trial(id, number)
+    return get_trial(service, id, number)

@@ -11,13 +11,23 @@ from typing import Final
 
 from sqlalchemy import Text, cast, delete, select, update
 
-from eigensweep.protocol.states import ACTIONS, DONE, DRIVEN, Action
+from eigensweep.protocol.states import (
+    ACTIONS,
+    DONE,
+    DRIVEN,
+    OPEN_TRIALS,
+    PHASES,
+    Action,
+    name_actions,
+)
+from eigensweep.results.ranking import RANKED
 from eigensweep.service.record.errors import (
     ConflictError,
     ExperimentNotFoundError,
+    NotFoundError,
     WrongStateError,
 )
-from eigensweep.service.record.journal import emit, end_experiment, move_experiment
+from eigensweep.service.record.journal import emit, emit_trial, end_experiment, move_experiment
 from eigensweep.service.record.leadership import Leadership
 from eigensweep.service.record.sql import database
 from eigensweep.service.record.sql.rows import RowSession
@@ -80,6 +90,39 @@ class Control(Queries):
         experiment = lock(rows, id)
         if not was_done(experiment, "resume"):
             move_experiment(rows, experiment, "queued")
+
+    @database.transaction
+    def stop_trial(self, rows: RowSession, id: str, number: int) -> None:
+        """Ask the driver of an experiment to stop one open trial early; its search goes on.
+
+        A second call changes nothing.
+
+        Raises:
+            NotFoundError: if there is no such trial.
+            ConflictError: if the experiment does not train, the trial is over, or it has a result
+                already and trains on.
+        """
+        experiment = lock(rows, id)
+        trial = rows.get(TrialRow, (id, number))
+        if trial is None:
+            raise NotFoundError(f"experiment {id} has no trial {number}")
+        asked, name = experiment.stops or [], f"trial {number} of experiment {id}"
+        if number in asked and trial.state in (*OPEN_TRIALS, "pruned"):
+            return
+        if trial.state not in OPEN_TRIALS:
+            raise ConflictError(f"{name} is {trial.state}, so there is nothing to stop")
+        if experiment.state not in PHASES:
+            raise ConflictError(
+                f"experiment {id} is {experiment.state}: its trials are stopped one by one only "
+                f"while it runs; what works now: {name_actions(experiment.state)}"
+            )
+        if trial.earlier is not None and trial.earlier["state"] in RANKED:
+            raise ConflictError(
+                f"{name} has a result already and trains further ({trial.earlier['reason']}): what "
+                "works is to cancel the experiment, which keeps the result"
+            )
+        experiment.stops = [*asked, number]
+        emit_trial(rows, experiment, trial, "stop_requested")
 
     @database.transaction
     def prioritize(self, rows: RowSession, id: str, priority: int) -> None:

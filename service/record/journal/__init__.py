@@ -303,7 +303,7 @@ def reopen_experiment(rows: RowSession, experiment: ExperimentRow, reason: str) 
     move_experiment(rows, experiment, "queued", reason=reason)
     experiment.generation += 1
     experiment.edition += 1
-    experiment.deaths, experiment.archived_at = 0, None
+    experiment.deaths, experiment.archived_at, experiment.stops = 0, None, None
     experiment.error, experiment.finished_at, experiment.tracked = None, None, False
     noted = TrialRow.experiment_id == experiment.id, TrialRow.sampler_state.is_not(None)
     rows.execute(update(TrialRow).where(*noted).values(sampler_state=None))

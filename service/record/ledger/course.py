@@ -44,6 +44,10 @@ class CourseWrites(LedgerPart):
         self.check_generation(generation)
         return states.intent_of(state)
 
+    def find_stops(self) -> frozenset[int]:
+        mine = select(ExperimentRow.stops).where(ExperimentRow.id == self.experiment_id)
+        return frozenset(database.look(self.url, lambda c: c.scalar(mine), self.patience) or ())
+
     @database.reading
     def resume_state(self, session: Session) -> ResumeState:
         experiment = session.get_one(ExperimentRow, self.experiment_id)

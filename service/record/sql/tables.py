@@ -129,6 +129,8 @@ class ExperimentRow(Base):
     """Each `Notice` that its driver gives now: why it comes on slowly; None if there is none."""
     wants: Mapped[dict[str, object] | None] = mapped_column(JsonColumn)
     """The `Demand` that its driver gave last, with what it may have (`shares`); None before."""
+    stops: Mapped[list[int] | None] = mapped_column(JsonColumn)
+    """Numbers of the trials that a person has asked to stop; None: none."""
     run_id: Mapped[str | None] = mapped_column(sa.Text)
     run_project: Mapped[str | None] = mapped_column(sa.Text)
     """The id of MLflow's experiment that holds the run."""

@@ -283,8 +283,11 @@ class _Part:
         reports: dict[int, float] = {}
         if state == TrialState.COMPLETE and any(map(math.isinf, values)):
             state = TrialState.FAIL
-        if entry.state == "diverged" and (self._search.method in JOINT or len(values) > 1):
+        learns_from_complete = self._search.method in JOINT or len(values) > 1
+        if entry.state == "diverged" and learns_from_complete:
             state, values[0] = TrialState.COMPLETE, self._worst[0]
+        elif entry.state == "pruned" and learns_from_complete:  # a person stopped it
+            state = TrialState.FAIL
         elif entry.state == "diverged":
             reports = {0: self._worst[0]}
         elif entry.state == "pruned":

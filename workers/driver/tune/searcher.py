@@ -58,6 +58,9 @@ class Live(Protocol):
     def end_stalled(self) -> Set[int]:
         """Record the trials that make no progress as stalled; return their numbers."""
 
+    def find_stops(self) -> Set[int]:
+        """Return the trials that a person has asked to stop."""
+
     def find_missing_commit(self, order: Order, report: Report) -> str | None:
         """Return what the store lacks of what a report says is committed; None: nothing."""
 
@@ -237,15 +240,18 @@ class Recorder(tune.Callback):
         self._sweep.lose(order.number, order.attempt, words, by=by, place=place)
 
     def on_step_end(self, iteration: int, trials: list[Any], **context: Any) -> None:
-        """End the processes of trials that make no progress; Tune calls this often.
+        """End the processes of trials that make no progress or are to stop; Tune calls this often.
 
-        Their end is recorded already, so that the loss of the process changes nothing.
+        Their end is recorded before, so that the loss of the process changes nothing.
         """
-        stalled = self._live.end_stalled()
-        for trial in trials if stalled else []:
-            actor = trial.temporary_state.ray_actor
-            is_running = trial.status == Trial.RUNNING and actor is not None
-            if is_running and trial.order.number in stalled:
+        stalled, stops = self._live.end_stalled(), self._live.find_stops()
+        for trial in trials if stalled or stops else []:
+            number, actor = trial.order.number, trial.temporary_state.ray_actor
+            if trial.status != Trial.RUNNING or actor is None:
+                continue
+            report: Report | None = getattr(trial, "report", None)
+            result = None if report is None else report.result
+            if number in stalled or (number in stops and self._sweep.stop(number, result)):
                 ray.kill(actor)
 
 

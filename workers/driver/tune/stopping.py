@@ -1,8 +1,9 @@
-"""Why a running experiment should stop: a person wants it to, or its time is over."""
+"""Why a running experiment, or a trial, should stop: a person wants it, or its time is over."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Set
 
 from eigensweep.protocol.ledger import PAUSED, CourseLedger
 from eigensweep.store.marks import Mark, cancel_mark, pause_mark
@@ -47,6 +48,8 @@ class StopReason:
         self.asked_at = float("-inf")
         """When the ledger was asked last, by `time.monotonic`."""
         self._waits_since: float | None = None
+        self.stops: Set[int] = frozenset()
+        """The trials that a person has asked to stop."""
 
     def stop_clock(self, waits: bool) -> None:
         """Let the time limit stand still while the experiment waits for a place."""
@@ -94,7 +97,7 @@ class StopReason:
                 mark.unlink()
 
     def _find(self) -> str | None:
-        intent = self._ledger.intent()
+        intent, self.stops = self._ledger.intent(), self._ledger.find_stops()
         if intent == "cancel":
             return CANCELLED
         now = time.monotonic() if self._waits_since is None else self._waits_since
