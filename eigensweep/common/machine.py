@@ -15,6 +15,8 @@ OWN_GROUPS: Final = Path("/proc/self/cgroup")
 """Where Linux says in which control groups this process is."""
 GROUPS: Final = Path("/sys/fs/cgroup")
 """Where the limits of control groups are."""
+CROWDED: Final = 100
+"""Where fewer threads are left, something that ended may have ended for want of them."""
 
 
 def read_processor() -> tuple[str, int]:
@@ -72,6 +74,14 @@ def find_thread_limit() -> ThreadLimit | None:
     Linux counts processes and threads together, by control group and by user.
     """
     return min(_list_thread_limits(), key=lambda each: each.left, default=None)
+
+
+def find_crowd() -> str | None:
+    """Return in words that hardly any thread can be started now; None: that is not so."""
+    limit = find_thread_limit()
+    if limit is None or limit.left >= CROWDED:
+        return None
+    return f"{limit.running:,} processes and threads run of {limit.most:,} that {limit.name} allows"
 
 
 def _list_thread_limits() -> Iterator[ThreadLimit]:

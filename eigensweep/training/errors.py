@@ -25,6 +25,7 @@ NO_MEMORY = (
     "CUDA_ERROR_OUT_OF_MEMORY",
     "_STATUS_ALLOC_FAILED",  # of cuBLAS, cuSOLVER and others
 )
+NO_THREAD = "can't start new thread"
 DEVICE_LOST = (
     "CUDA error:",
     "CUDA driver error",
@@ -54,6 +55,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     return any(
         isinstance(each, kinds)
         or (isinstance(each, RuntimeError) and any(words in _words(each) for words in NO_MEMORY))
+        for each in _causes(error)
+    )
+
+
+def is_out_of_threads(error: BaseException) -> bool:
+    """Tell whether Linux let no further thread or process begin."""
+    return any(
+        NO_THREAD in _words(each) or (isinstance(each, OSError) and each.errno == errno.EAGAIN)
         for each in _causes(error)
     )
 

@@ -17,6 +17,7 @@ from typing import Final
 from sqlalchemy import Row
 
 from eigensweep.common import logs, traces
+from eigensweep.common.machine import find_crowd
 from eigensweep.protocol.messages import DriverOptions
 from eigensweep.protocol.shares import Capacity
 from eigensweep.protocol.states import DRIVEN, ENDED
@@ -33,7 +34,6 @@ from eigensweep.store.checkpoints import replicate_key
 from eigensweep.store.places.durable_files import StorageError, StoreAwayError
 from eigensweep.workers.cluster.drivers import DriverProcess
 from eigensweep.workers.cluster.nodes import Node
-from eigensweep.workers.cluster.threads import find_crowd
 from eigensweep.workers.deaths import Death
 
 logger = logging.getLogger(__name__)

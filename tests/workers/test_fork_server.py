@@ -312,6 +312,18 @@ class TestTheServer:
         assert type(told.value) is kind
         left.close()
 
+    def test_tells_an_end_where_no_further_thread_may_run(self, monkeypatch):
+        crowd = "950 processes and threads run of 1,000 that ulimit -u allows"
+        monkeypatch.setattr(forked, "find_crowd", lambda: crowd)
+        (lifeline, server), (own, other) = socket.socketpair(), socket.socketpair()
+        left = Forked(lifeline, Connection(own.detach()))
+        server.send(b"1")  # libgomp ends its process so
+        server.close()
+        other.close()
+        with pytest.raises(ForkedShortError, match=f"with status 1: {crowd}"):
+            left.train()
+        left.close()
+
     def test_waits_for_no_killed_process_that_cannot_end_now(self, monkeypatch):
         """As one that reads from a disk which hangs; it is a pipe here, and so is Ray's node."""
         killed: list[int] = []

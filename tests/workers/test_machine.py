@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from eigensweep.common import machine
-from eigensweep.common.machine import count_processors, find_memory, find_thread_limit
-from eigensweep.workers.cluster.threads import find_crowd, find_thread_problem
+from eigensweep.common.machine import count_processors, find_crowd, find_memory, find_thread_limit
+from eigensweep.workers.cluster.threads import find_thread_problem
 
 JOB = "/system.slice/slurmstepd.scope/job_7"
 

@@ -199,6 +199,19 @@ def test_an_error_without_words_is_a_failure(trial):
     assert trial(MuteError())[REPORT]["outcome"] == "failed"
 
 
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("can't start new thread"), BlockingIOError(errno.EAGAIN, "try again")],
+)
+def test_a_thread_that_may_not_run_is_no_fault_of_the_trial(trial, monkeypatch, error):
+    monkeypatch.setattr(runner, "find_crowd", lambda: "950 processes and threads run")
+    report = trial(error)[REPORT]
+    assert (report["outcome"], report["lost_by"]) == (None, "memory")
+    assert report["lost"] == f"node {platform.node()}: {error}: 950 processes and threads run"
+    monkeypatch.setattr(runner, "find_crowd", lambda: None)
+    assert trial(error)[REPORT]["outcome"] == "failed"
+
+
 @pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), FileNotFoundError(2, "no file")])
 def test_a_bug_is_a_failure(trial, error):
     told = trial(error)

@@ -10,8 +10,6 @@ AT_REST: Final = 220
 """Threads and processes of a service, of its Ray, MLflow and a driver."""
 OF_A_TRIAL: Final = 30
 """Those of a trial on a processor. With 1, 2 and 8 trials at once all were 241, 264 and 419."""
-CROWDED: Final = 100
-"""Where fewer are left, something that ended may have ended for want of them."""
 
 
 def find_thread_problem(processors: float) -> str | None:
@@ -23,11 +21,3 @@ def find_thread_problem(processors: float) -> str | None:
         f"{limit.name} allows {limit.most:,} processes and threads, and trials on "
         f"{processors:g} processors need about {needed:,} with all around them"
     )
-
-
-def find_crowd() -> str | None:
-    """Return in words that hardly any thread can be started now; None: that is not so."""
-    limit = find_thread_limit()
-    if limit is None or limit.left >= CROWDED:
-        return None
-    return f"{limit.running:,} processes and threads run of {limit.most:,} that {limit.name} allows"

@@ -19,6 +19,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any, Final
 
+from eigensweep.common.machine import find_crowd
 from eigensweep.protocol.ledger import StaleWriteError
 from eigensweep.protocol.messages import Order
 from eigensweep.workers.deaths import count_kills, describe_status
@@ -58,7 +59,7 @@ class ForkedEndedError(RuntimeError):
 
 
 class ForkedShortError(ForkedEndedError):
-    """The kernel has ended it, or its server, when it ended processes since no memory was left."""
+    """Its machine had no memory left, and the kernel ended it or its server, or no thread left."""
 
 
 class ForkedLostError(ForkedEndedError):
@@ -144,6 +145,8 @@ class Forked:
             return ForkedShortError(
                 f"{what}: its machine had no memory left, and the kernel ended it"
             )
+        if (crowd := find_crowd()) is not None:
+            return ForkedShortError(f"{what}: {crowd}")
         return ForkedLostError(what) if is_lost else ForkedEndedError(what)
 
 

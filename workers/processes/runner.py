@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from eigensweep.common import logs, traces
+from eigensweep.common.machine import find_crowd
 from eigensweep.protocol.code import check_build, check_code
 from eigensweep.protocol.ledger import StaleWriteError
 from eigensweep.protocol.messages import Order, Place, Report
@@ -28,6 +29,7 @@ from eigensweep.training.errors import (
     is_of_the_disk,
     is_of_the_node,
     is_out_of_memory,
+    is_out_of_threads,
 )
 from eigensweep.training.memory_limit import MemoryWatch
 from eigensweep.training.printed import Printed
@@ -131,6 +133,9 @@ class Runner:
             return Report(step, lost=words, lost_by="disk" if disk_failed else "node")
         if (crowding := self._find_crowding(error)) is not None:
             return Report(step, lost=crowding, lost_by="node")
+        if is_out_of_threads(error) and (crowd := find_crowd()) is not None:
+            words = f"node {platform.node()}: {error}: {crowd}"
+            return Report(step, lost=words, lost_by="memory")
         told = describe_failure(error)
         if self._device != "cpu" and is_of_the_device(error):
             words = f"node {platform.node()} lost {self._place.device}: {told}"

@@ -109,8 +109,8 @@ class Losses:
         if short := sum(1 for number in self.rests if self._counts["memory"][number]):
             words = (
                 f"{say_count(short, 'trial')} {'waits' if short == 1 else 'wait'}, because a node "
-                "had no memory left and their processes were ended. They go on by themselves. "
-                "Fewer trials at once or more memory would help"
+                "had no memory left, or let no further thread run, and their processes ended. They "
+                "go on by themselves. Fewer trials at once, or more memory or threads, would help"
             )
             found.append(Notice("memory", words))
         return found
