@@ -54,6 +54,16 @@ ArmName = Annotated[str, Field(max_length=60, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.
 Line = Annotated[str, Field(max_length=200), AfterValidator(_refuse_unseen)]
 
 
+def _refuse_reserved(name: str) -> str:
+    if name.startswith(("mlflow.", "eigensweep.")):
+        raise ValueError("tags of MLflow and of this service have such names; choose another")
+    return name
+
+
+TAG_NAME = r"[A-Za-z0-9][A-Za-z0-9_./ -]{0,59}"
+TagName = Annotated[str, Field(pattern=f"^{TAG_NAME}$"), AfterValidator(_refuse_reserved)]
+
+
 def _read_rule(text: str) -> str:
     return Constraint(text).text
 

@@ -32,6 +32,7 @@ from eigensweep.search_spaces.sections import (
     AnyTask,
     Arm,
     LimitsConfig,
+    Line,
     Name,
     Objectives,
     PublishedNumber,
@@ -39,6 +40,7 @@ from eigensweep.search_spaces.sections import (
     ResourcesConfig,
     SchedulerConfig,
     SearchConfig,
+    TagName,
     Words,
     drop_unseen,
 )
@@ -141,6 +143,12 @@ class ExperimentSpec(Strict):
     )
     project: Name = Field("default", description="Experiment in MLflow that collects the runs")
     description: Words = Field("", max_length=5_000, description="Free text")
+    tags: dict[TagName, Line] = Field(
+        {},
+        max_length=20,
+        description="Names and values to find the experiment by; its runs in MLflow have them, too",
+        examples=[{"paper": "rebuttal", "cluster": "a100"}],
+    )
     source: Words = Field(
         "", max_length=500, description="Paper or program that the settings come from"
     )

@@ -184,7 +184,16 @@ def make_spec_of_one(spec: Mapping[str, Any], trial: Mapping[str, Any]) -> dict[
             "so no one configuration has its result: fork the whole experiment, or post the "
             "settings that its page shows last"
         )
-    kept = ("project", "description", "source", "objective", "reuse", "resources", "priority")
+    kept = (
+        "project",
+        "tags",
+        "description",
+        "source",
+        "objective",
+        "reuse",
+        "resources",
+        "priority",
+    )
     given = spec.get("limits") or {}
     limits = {name: given[name] for name in OF_A_TRIAL if given.get(name) is not None}
     fixed = ("task", "model", "optimizer", "training", "divergence", "seed", "replicates")

@@ -199,13 +199,17 @@ def list_experiments(
         str | None, typer.Option(help="Only experiments with this text in their name.")
     ] = None,
     owner: Annotated[str | None, typer.Option(help="Only experiments of this user.")] = None,
+    tag: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Only experiments with this tag; repeatable."),
+    ] = None,
     archived: Annotated[
         bool, typer.Option("--archived", help="Also experiments that are archived.")
     ] = False,
     limit: Limit = 20,
 ) -> None:
     """List experiments, newest first."""
-    chosen = {"state": state, "project": project, "name": name, "owner": owner}
+    chosen = {"state": state, "project": project, "name": name, "owner": owner, "tag": tag}
     found = call.client.experiments(limit, **chosen, archived=archived or None)
     if not found and not any(chosen.values()):
         words = "no experiment to list; post one: eigensweep submit quickstart --follow"

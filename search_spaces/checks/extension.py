@@ -45,7 +45,8 @@ def describe_extension(old: ExperimentSpec, new: ExperimentSpec) -> str:
     errors = [
         _differs(path, before, after)
         for path, (before, after) in changes.items()
-        if path not in FREE | BUDGET | COUNTS | RACE and not path.startswith("limits.")
+        if path not in FREE | BUDGET | COUNTS | RACE
+        and path.partition(".")[0] not in ("limits", "tags")
     ]
     words = list(dict.fromkeys(_compare_arms(old, new, errors)))
     errors += [*_check_budget(old, new), *_check_count(old, new), *_check_first(old, new)]

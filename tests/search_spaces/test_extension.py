@@ -42,6 +42,7 @@ def make(**changes: Any) -> ExperimentSpec:
     [
         ({}, ""),
         ({"description": "more"}, ""),
+        ({"tags": {"paper": "rebuttal"}}, ""),
         ({"search": {"trials": 9}}, "search.trials from 6 to 9"),
         ({"training": {"steps": 300}}, "training.steps from 100 to 300"),
         ({"limits": {"wall_seconds": 60}}, "limits.wall_seconds from none to 60.0"),

@@ -561,13 +561,31 @@ class TestReading:
             items = client.get(f"/v1/experiments?{query}").json()["items"]
             assert [item["id"] for item in items] == [one], query
 
+    @pytest.mark.parametrize(
+        ("tags", "path", "words"),
+        [
+            ({"mlflow.user": "anna"}, "tags", "tags of MLflow and of this service have such names"),
+            ({"a=b": "c"}, "tags", "should match pattern"),
+            ({"year": 2026}, "tags.year", "string"),
+            ({str(number): "" for number in range(21)}, "tags", "20"),
+        ],
+    )
+    def test_tags_that_cannot_be_are_refused_in_words(self, client, spec, tags, path, words):
+        answer = client.post("/v1/experiments", json=spec(tags=tags))
+        assert answer.status_code == 422
+        (problem,) = answer.json()["errors"]
+        assert problem["path"].startswith(path)
+        assert words in str(problem)
+
     def test_a_name_is_found_in_any_case(self, client, spec):
         one = client.post("/v1/experiments", json=spec(name="Größe ÄHNLICH")).json()["id"]
         for name in ("ähnlich", "GRÖßE", "Größe"):
             items = client.get("/v1/experiments", params={"name": name}).json()["items"]
             assert [item["id"] for item in items] == [one], name
 
-    @pytest.mark.parametrize("part", ["name=%00", "name=The%00", "project=%00", "owner=%00"])
+    @pytest.mark.parametrize(
+        "part", ["name=%00", "name=The%00", "project=%00", "owner=%00", "tag=a=%00"]
+    )
     def test_a_filter_with_the_character_0_finds_nothing(self, client, spec, part):
         client.post("/v1/experiments", json=spec(name="The One"))
         assert client.get(f"/v1/experiments?{part}").json()["items"] == []

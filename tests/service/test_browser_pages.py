@@ -184,6 +184,20 @@ class TestList:
             page = client.get(f"/?project=of%20mine{archived}").text
             assert f'href="/{end.replace("&amp;", "?")}">Show all' in page
 
+    def test_tags_lead_to_all_that_have_them(self, client, spec):
+        tagged = spec(name="tagged", tags={"paper": "re & buttal"})
+        id = client.post("/v1/experiments", json=tagged).json()["id"]
+        client.post("/v1/experiments", json=spec(name="other"))
+        link = re.search(
+            r'href="([^"]+)">paper=re &amp; buttal', client.get(f"/experiments/{id}").text
+        )
+        assert link is not None
+        page = client.get(unescape(link[1])).text
+        assert ">tagged<" in page
+        assert ">other<" not in page
+        assert "Show all" in page
+        assert client.get("/?tag=paper").status_code == 422
+
     def test_what_ended_before_its_first_trial_has_a_bar_that_rests(self, client, record, spec):
         id = client.post("/v1/experiments", json=spec()).json()["id"]
         ledger = RecordLedger(record.url, id, record.claim(id).generation)

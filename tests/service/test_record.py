@@ -281,6 +281,21 @@ class TestPages:
         rest = record.trials(ledger.experiment_id, sort="value", after=key)
         assert [r.trial.number for r in rest] == [3, 4]
 
+    def test_experiments_are_found_by_all_of_several_tags(self, each_url, spec):
+        record, tags = Record(each_url), {"paper": "rebuttal", "of a/b": "it's 100 %"}
+        found = [
+            record.add(ExperimentSpec.model_validate(spec(tags=each)))[0].id
+            for each in (tags, {"paper": "rebuttal"}, {}, {"other": "rebuttal"})
+        ]
+
+        def find(*pairs: tuple[str, str]) -> set[str]:
+            return {each.experiment.id for each in record.experiments(tags=pairs)}
+
+        assert find(("paper", "rebuttal")) == set(found[:2])
+        assert find(*tags.items()) == {found[0]}
+        assert find(("paper", "rebuttal"), ("paper", "other")) == set()
+        assert find(("paper", "Rebuttal")) == set()
+
     def test_what_a_list_keeps_of_a_trial_follows_each_change_of_it(self, each_url, spec):
         record, views = Record(each_url), Views("http://mlflow.example")
         ledger = post_and_claim(record, spec())

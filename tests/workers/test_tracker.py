@@ -600,6 +600,11 @@ class TestFirstClick:
         spec = ExperimentSpec.model_validate(SPEC)
         assert make_subject("e1", spec, "lower", "anna").tags["mlflow.user"] == "anna"
 
+    def test_every_run_has_the_tags_of_the_spec(self):
+        spec = ExperimentSpec.model_validate({**SPEC, "tags": {"paper": "rebuttal"}})
+        tags = make_subject("e1", spec, "lower", "anna").tags
+        assert (tags["paper"], tags["mlflow.user"]) == ("rebuttal", "anna")
+
     def test_the_page_shows_the_trials_alone_with_what_varies_first(self, tmp_path, runs):
         make_tracker(tmp_path)._pass()
         view = json.loads(runs.view)

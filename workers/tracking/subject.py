@@ -95,6 +95,7 @@ def make_subject(
         settings={arm.label: _settings(arm) for arm in spec.arms or ()},
         constants=_constants(spec),
         tags={
+            **spec.tags,
             MLFLOW_USER: owner,
             "eigensweep.versions": name_versions(),
             "eigensweep.git": git_revision(),

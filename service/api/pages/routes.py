@@ -152,7 +152,8 @@ def validate(model: type[Query_], **fields: Any) -> Query_:
 
 def ask(model: type[Query_], form: BaseModel, **more: Any) -> Query_:
     """Return a query of the API with what is filled in of a page's form, which names one state."""
-    filled = {name: [value] if name == "state" else value for name, value in form if value}
+    several = ("state", "tag")
+    filled = {name: [value] if name in several else value for name, value in form if value}
     return validate(model, **filled, **more)
 
 
@@ -163,6 +164,7 @@ class ListQuery(Asked):
     state: Literal[""] | states.ExperimentState = ""
     project: str = Field("", max_length=120)
     owner: str = Field("", max_length=64)
+    tag: str = Field("", max_length=300)
     archived: bool = False
     cursor: str | None = Field(None, max_length=1000)
 

@@ -27,6 +27,7 @@ from eigensweep.search_spaces.errors import (
     UnreadableSpecError,
     raise_errors,
 )
+from eigensweep.search_spaces.sections import TAG_NAME
 from eigensweep.search_spaces.spec import LARGEST_PRIORITY, LEAST_PRIORITY, ExperimentSpec
 from eigensweep.service.api.answers import schemas
 from eigensweep.service.api.answers.errors import (
@@ -78,6 +79,9 @@ class ExperimentQuery(schemas.PageAsked):
     owner: str | None = Field(None, max_length=64, description="Only of this user")
     name: str | None = Field(
         None, max_length=120, description="Only if their name contains this, in any case"
+    )
+    tag: list[Annotated[str, Field(pattern=f"^{TAG_NAME}=")]] = Field(
+        [], max_length=20, description="Only with this tag, as `NAME=VALUE`; of several, with all"
     )
     archived: bool = Field(False, description="Also those that are archived")
     sort: Literal["created_at", "-created_at", "name", "-name"] = "-created_at"
@@ -250,6 +254,7 @@ def list_experiments(
         project=query.project,
         name=query.name,
         owner=query.owner,
+        tags=[(name, value) for name, _, value in (each.partition("=") for each in query.tag)],
         archived=query.archived,
         sort=query.sort,
         limit=query.limit + 1,

@@ -209,6 +209,7 @@ class Queries(database.AtDatabase):
         project: str | None = None,
         name: str | None = None,
         owner: str | None = None,
+        tags: Sequence[tuple[str, str]] = (),
         archived: bool = False,
         sort: str = "-created_at",
         limit: int = 50,
@@ -219,7 +220,7 @@ class Queries(database.AtDatabase):
         Those that are archived are left out, unless `archived`.
         They come without their specs, and with the heads of their best trials.
         """
-        if "\0" in f"{project}{owner}{name}":
+        if "\0" in f"{project}{owner}{name}{''.join(value for _, value in tags)}":
             return []  # PostgreSQL refuses it, and a pattern of SQLite's ends there
         chosen: list[sa.ColumnElement[bool]] = []
         if states:
@@ -230,6 +231,7 @@ class Queries(database.AtDatabase):
             chosen.append(ExperimentRow.archived_at.is_(None))
         if owner is not None:
             chosen.append(ExperimentRow.owner == owner)
+        chosen += [ExperimentRow.spec["tags", tag].as_string() == value for tag, value in tags]
         if name is not None:
             chosen.append(ExperimentRow.name.icontains(name, autoescape=True))
         heads = sa.select(ExperimentRow).options(defer(ExperimentRow.spec, raiseload=True))
