@@ -54,14 +54,19 @@ ArmName = Annotated[str, Field(max_length=60, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.
 Line = Annotated[str, Field(max_length=200), AfterValidator(_refuse_unseen)]
 
 
-def _refuse_reserved(name: str) -> str:
+def _check_tag_name(name: str) -> str:
+    if not re.fullmatch(TAG_NAME, name):
+        raise ValueError(
+            "the name of a tag has at most 60 letters, digits, blanks and any of _ . / -, and "
+            "begins with a letter or a digit"
+        )
     if name.startswith(("mlflow.", "eigensweep.")):
         raise ValueError("tags of MLflow and of this service have such names; choose another")
     return name
 
 
 TAG_NAME = r"[A-Za-z0-9][A-Za-z0-9_./ -]{0,59}"
-TagName = Annotated[str, Field(pattern=f"^{TAG_NAME}$"), AfterValidator(_refuse_reserved)]
+TagName = Annotated[str, AfterValidator(_check_tag_name)]
 
 
 def _read_rule(text: str) -> str:

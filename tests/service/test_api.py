@@ -565,7 +565,7 @@ class TestReading:
         ("tags", "path", "words"),
         [
             ({"mlflow.user": "anna"}, "tags", "tags of MLflow and of this service have such names"),
-            ({"a=b": "c"}, "tags", "should match pattern"),
+            ({"a=b": "c"}, "tags", "begins with a letter or a digit"),
             ({"year": 2026}, "tags.year", "string"),
             ({str(number): "" for number in range(21)}, "tags", "20"),
         ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -11,7 +12,7 @@ from inspect import cleandoc
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from sqlalchemy.exc import SQLAlchemyError
 
 from eigensweep.protocol.shares import Capacity
@@ -71,6 +72,12 @@ OwnExperimentId = Annotated[str, Depends(_require_owner)]
 """The id of an experiment that the caller may change: an own one, and to an admin any."""
 
 
+def _require_tag(text: str) -> str:
+    if not re.match(f"{TAG_NAME}=", text):
+        raise ValueError("a tag is chosen as NAME=VALUE, such as paper=rebuttal")
+    return text
+
+
 class ExperimentQuery(schemas.PageAsked):
     """Selects experiments, and their order."""
 
@@ -80,7 +87,7 @@ class ExperimentQuery(schemas.PageAsked):
     name: str | None = Field(
         None, max_length=120, description="Only if their name contains this, in any case"
     )
-    tag: list[Annotated[str, Field(pattern=f"^{TAG_NAME}=")]] = Field(
+    tag: list[Annotated[str, AfterValidator(_require_tag)]] = Field(
         [], max_length=20, description="Only with this tag, as `NAME=VALUE`; of several, with all"
     )
     archived: bool = Field(False, description="Also those that are archived")
