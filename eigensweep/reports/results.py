@@ -213,8 +213,8 @@ def _identify(trial: KeptTrial) -> tuple[object, ...]:
 
 
 def _count(trial: KeptTrial) -> int:
-    """Return how many seeds the result of a trial has."""
-    return len(Result.from_dict(trial.result or {}).by_replicate)
+    """Return how many seeds a trial has trained to their end."""
+    return len(Result.from_dict(trial.result or {}).by_replicate) if trial.is_ended else 0
 
 
 def name_origin(trial: KeptTrial, origin: str) -> Result:

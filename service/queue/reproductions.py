@@ -250,7 +250,7 @@ class ReproductionHandler(ReadingHandler):
             (each.trial.config_hash, six_digits(each.trial.value)) in known
             for id in posted
             for each in self.record.trials(id, limit=MOST_TRIALS)
-            if each.trial.value is not None
+            if each.trial.value is not None and each.trial.state != "cancelled"
         )
 
     def _describe_own(self, asked: Wanted) -> messages.MadeAnalysis:

@@ -285,6 +285,24 @@ class TestExperiment:
         page = client.get(f"/experiments/{ledger.experiment_id}").text
         assert "are over. <code>eigensweep extend</code> with another limit goes on.</p>" in page
 
+    def test_of_trials_that_were_cut_off_the_page_tells_which_led(self, client, record, spec):
+        id = client.post("/v1/experiments", json=spec()).json()["id"]
+        ledger = RecordLedger(record.url, id, record.claim(id).generation)
+        ends = [("cancelled", 0.3), ("pruned", 0.2), ("diverged", 0.1), ("cancelled", None)]
+        for number, (outcome, value) in enumerate(ends):
+            config = {"training": {"steps": 100}, "seed": 0, "replicates": 1}
+            ledger.open(number, "scornn", {}, config, f"hash {number}")
+            attempt = ledger.begin(number)
+            ledger.report(number, attempt, 10, {"objective": 0.9}, None)
+            result = None if value is None else Result(value=value, step=30)
+            ledger.finish(number, attempt, outcome, result)
+        ledger.end("cancelled")
+        page = read(client, f"/experiments/{id}")
+        assert "0.2 so far, by trial 1 of scornn" in page
+        shown = client.get(f"/v1/experiments/{id}/trials/0").json()
+        assert (shown["state"], shown["value"], shown["step"]) == ("cancelled", 0.3, 30)
+        assert client.get(f"/v1/experiments/{id}").json()["best"] is None
+
     def test_the_list_of_trials_is_filtered_sorted_and_paged(self, client, ledger):
         here = f"/experiments/{ledger.experiment_id}/trials"
         order = re.findall(r"/trials/(\d+)\"", client.get(here).text)

@@ -11,8 +11,11 @@ from orders import make_order
 from ray.tune.experiment import Trial
 from sweeps import Bench, spec
 
-from eigensweep.protocol.messages import Report
 from eigensweep.results.trial_result import ReplicateResult, Result
+from eigensweep.store.checkpoints import Store
+from eigensweep.store.commits.curves import CurvePoint
+from eigensweep.tasks.base import Metric
+from eigensweep.workers.driver.summary.so_far import read_so_far
 from eigensweep.workers.driver.tune.searcher import Recorder
 
 RATES: dict[str, Any] = {"space": {"optimizer.lr": [0.1, 0.01, 0.001]}}
@@ -23,11 +26,9 @@ class Running:
 
     status = Trial.RUNNING
 
-    def __init__(self, number: int, report: Report | None = None) -> None:
+    def __init__(self, number: int) -> None:
         self.order = make_order(number=number)
         self.temporary_state = SimpleNamespace(ray_actor=f"process {number}")
-        if report is not None:
-            self.report = report
 
 
 def stop(bench: Bench, trials: list[Any], *numbers: int) -> list[Any]:
@@ -43,13 +44,13 @@ def stop(bench: Bench, trials: list[Any], *numbers: int) -> list[Any]:
 
 
 def test_a_stopped_trial_keeps_what_it_has_reported(tmp_path: Path):
-    bench = Bench(tmp_path, spec(RATES))
+    so_far = Result(value=0.7, step=7)
+    bench = Bench(tmp_path, spec(RATES), read_so_far=lambda entry: so_far)
     for number in range(2):
         assert bench.ask()
         bench.sweep.begin(number, 1)
     bench.sweep.report(0, 5, {"objective": 0.7}, None)
-    so_far = Report(5, {"objective": 0.7}, result=Result(value=0.7, step=5))
-    assert stop(bench, [Running(0, so_far), Running(1)], 0) == ["process 0"]
+    assert stop(bench, [Running(0), Running(1)], 0) == ["process 0"]
     bench.sweep.lose(0, 1, "its process was killed")  # as Tune tells afterwards
     stopped, other = bench.ledger.load()
     assert (stopped.state, stopped.error) == ("pruned", "stopped on request")
@@ -145,9 +146,59 @@ def test_every_sampler_draws_on_after_a_stop(tmp_path: Path, method: str, fields
         assert job is not None
         bench.sweep.begin(job.entry.number, 1)
         bench.sweep.report(job.entry.number, 5, {"objective": 0.2}, None)
-        bench.sweep.stop(job.entry.number, Result(value=0.2, step=5))
+        bench.sweep.stop(job.entry.number)
         bench.start()
     bench.run(lambda params: params["optimizer.lr"])
     states = [entry.state for entry in bench.ledger.load() if entry.state != "invalid"]
     assert states.count("pruned") == 3
     assert states.count("completed") >= 10
+
+
+class TestSoFar:
+    """What the curves in the store say of a trial that was cut off."""
+
+    METRIC = Metric("cross_entropy", "nats", "lower")
+
+    def commit(self, store: Store, seed: int, *points: tuple[int, dict[str, float]]) -> None:
+        key = f"e1/00000/{seed}"
+        store.begin(key, 1)
+        curve = [CurvePoint(step, metrics, 0) for step, metrics in points]
+        store.commit(key, 1, curve[-1].step, {}, curve)
+
+    def read(self, folder: Path, **fields: Any) -> Result | None:
+        bench = Bench(folder / "bench", spec(RATES, **fields))
+        job = bench.ask()
+        assert job is not None
+        return read_so_far(Store(folder / "store"), "e1", job.entry, self.METRIC)
+
+    def test_the_best_evaluation_of_each_seed_counts(self, tmp_path: Path):
+        loss = "valid/cross_entropy"
+        store = Store(tmp_path / "store")
+        first = [(0, {loss: 0.1}), (5, {loss: 0.4}), (10, {loss: 0.6}), (12, {"train/loss": 9.0})]
+        self.commit(store, 0, *first)
+        self.commit(store, 1, (5, {loss: 0.2, "valid/accuracy": 0.5}))
+        found = self.read(tmp_path, replicates=3)
+        assert found is not None
+        assert found.value == pytest.approx(0.3)
+        assert [(each.seed, each.best_step, each.step) for each in found.by_replicate] == [
+            (0, 5, 12),
+            (1, 5, 5),
+        ]
+        assert found.by_replicate[1].valid == {"cross_entropy": 0.2, "accuracy": 0.5}
+
+    def test_before_the_first_evaluation_nothing_is_known(self, tmp_path: Path):
+        self.commit(Store(tmp_path / "store"), 0, (0, {"valid/cross_entropy": 0.1}))
+        assert self.read(tmp_path) is None
+
+    def test_a_limit_keeps_the_values_of_what_it_cuts_off(self, tmp_path: Path):
+        so_far = Result(value=0.7, step=7)
+        bench = Bench(tmp_path, spec(RATES), read_so_far=lambda entry: so_far)
+        bench.run(most=1)
+        job = bench.ask()
+        assert job is not None
+        bench.sweep.begin(1, 1)
+        assert bench.ask() is not None
+        bench.sweep.end_early("its 60 s are over")
+        cut_off, waiting = bench.ledger.load()[1:]
+        assert (cut_off.state, cut_off.result.value, cut_off.result.step) == ("cancelled", 0.7, 7)
+        assert (waiting.state, waiting.result) == ("cancelled", None)

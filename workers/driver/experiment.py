@@ -36,7 +36,7 @@ from eigensweep.protocol.messages import (
 from eigensweep.protocol.shares import Share, share_of, spread_lanes
 from eigensweep.protocol.states import OPEN_TRIALS, ExperimentEnd
 from eigensweep.results.ranking import OBJECTIVE
-from eigensweep.results.trial_result import Metrics
+from eigensweep.results.trial_result import Metrics, Result
 from eigensweep.search_spaces.checks.memory import limit_memory, reserve_memory
 from eigensweep.search_spaces.checks.search_words import find_brackets
 from eigensweep.search_spaces.space import Point
@@ -61,6 +61,7 @@ from eigensweep.workers.driver.search.study import Study
 from eigensweep.workers.driver.stalls import StallWatch, read_progress
 from eigensweep.workers.driver.standstill import Standstill
 from eigensweep.workers.driver.summary.report import write_report
+from eigensweep.workers.driver.summary.so_far import read_so_far
 from eigensweep.workers.driver.sweep import Job, Sweep
 from eigensweep.workers.driver.tune.schedulers import make_scheduler
 from eigensweep.workers.driver.tune.stopping import CANCELLED, StopReason
@@ -129,6 +130,7 @@ class ExperimentDriver:
             watch=self.tracker.see if self.tracker else lambda entry: None,
             cordons=Cordons(lambda: capacity.find_nodes(self.share), capacity.find_silent_nodes),
             take_over=partial(take_over, store, experiment),
+            read_so_far=self.read_so_far,
             resume_state=resume_state,
         )
         limit = spec.limits.wall_seconds
@@ -243,6 +245,12 @@ class ExperimentDriver:
             logger.warning("trial %d is stalled: %s", number, stall.words, extra={"trial": number})
             self.sweep.end(number, "stalled", error=stall.words)
         return {stall.entry.number for stall in stalled}
+
+    def read_so_far(self, entry: TrialEntry) -> Result | None:
+        """Return what the store knows of a trial that is cut off; None where it does not answer."""
+        with self._watch.asking():
+            return read_so_far(self._store, self.experiment, entry, self.spec.objective_metric)
+        return None
 
     def find_missing_commit(self, order: Order, report: Report) -> str | None:
         """Return what the store lacks of what a report says is committed; None: nothing.

@@ -44,6 +44,9 @@ from eigensweep.workers.driver.search.study import Study
 
 logger = logging.getLogger(__name__)
 
+CUT_OFF = ("pruned", "cancelled")
+"""The outcomes of trials that might have trained on."""
+
 STOPPED = "stopped on request"
 """Why a trial is over that a person has stopped."""
 
@@ -88,12 +91,14 @@ class Sweep:
         cordons: Cordons | None = None,
         clock: Callable[[], float] = time.monotonic,
         take_over: Callable[[TrialEntry], None] = lambda entry: None,
+        read_so_far: Callable[[TrialEntry], Result | None] = lambda entry: None,
         resume_state: ResumeState = FIRST_TIME,
     ) -> None:
         """Take up what the ledger holds; unfinished trials are handed out first.
 
         `watch` is called with every trial, as it is found and whenever it changes. `take_over`
         brings the newest of a trial's `lineage` about in the store, if that was not done before.
+        `read_so_far` finds what is known of a trial that is cut off.
         `cordons` knows the nodes that trials can go to. `resume_state` says whether new trials are
         drawn: none are where the experiment has ended, however it did.
         """
@@ -105,6 +110,7 @@ class Sweep:
         may_go_on = spec.racing is not None or spec.scheduler.name == "pbt"
         self.entries = Entries(spec.objective_metric.better, keeps_all=may_go_on)
         self._donors = Donors(spec, ledger)
+        self._read_so_far = read_so_far
         self.cordons = cordons or Cordons()
         self._losses = Losses(retries, clock)
         self._damages: dict[int, str] = {}
@@ -353,6 +359,8 @@ class Sweep:
         if last is not None:
             last = self._read_report(entry, last)
             entry = _with_report(entry, last)
+        if outcome in CUT_OFF and entry.attempt and result is None and entry.result is None:
+            result = self._read_so_far(entry)
         if result is not None:
             result = replace(result, outcome=outcome)
         result = complete_result(entry, outcome, result)
@@ -367,8 +375,8 @@ class Sweep:
         if self._exhausted:  # Tune asks no more, unless a trial waits
             self._race()
 
-    def stop(self, number: int, result: Result | None = None) -> bool:
-        """Record that a person stops a trial early, with its result so far; tell if it is over.
+    def stop(self, number: int) -> bool:
+        """Record that a person stops a trial early; return whether it is over.
 
         One that is about to get a process is stopped when it has it. One that had a result before,
         and was opened again for more, trains on.
@@ -382,7 +390,7 @@ class Sweep:
         self._losses.rests.pop(number, None)
         self._arrived.pop(number, None)
         self._replaced.discard(number)
-        self.end(number, "pruned", result, error=STOPPED)
+        self.end(number, "pruned", error=STOPPED)
         return True
 
     def _see_goal(self, entry: TrialEntry | None) -> None:

@@ -219,7 +219,8 @@ class TrialSummary(TrialHead):
         description="How many parameters the model has: `free` and `stored`"
     )
     seconds: float | None = Field(
-        description="Seconds of training, summed over replicates; lanes share the time that passes"
+        description="Seconds of training, summed over replicates; lanes share the time that "
+        "passes. Null if unknown, as of a trial that was cut off"
     )
     error: str | None = Field(
         description="Traceback of a failed trial, why a point is invalid, or why a trial that "
@@ -446,10 +447,8 @@ class Views:
             metrics=result.get("valid") or _name_as_at_the_end(newest),
             test=result.get("test") or {},
             statistics=summarize_stored(row.scores),
-            **{
-                name: result.get(name)
-                for name in ("best_step", "baseline", "parameters", "seconds")
-            },
+            **{name: result.get(name) for name in ("best_step", "baseline", "parameters")},
+            seconds=result.get("seconds") or None,
             error=row.error
             or (WITHOUT_VALUE if row.state in RANKED and row.value is None else None),
             reopened_for=None if row.earlier is None else row.earlier["reason"],

@@ -65,6 +65,7 @@ Query_ = TypeVar("Query_", bound=BaseModel)
 PLACE: Final = Path(__file__).parent
 A_YEAR: Final = "public, max-age=31536000, immutable"
 UNRANKED_ENDS: Final[tuple[states.TrialState, ...]] = ("failed", "stalled", "diverged", "invalid")
+UNFINISHED: Final[tuple[states.TrialState, ...]] = ("waiting", "running", "pruned", "cancelled")
 SHOWN: Final = 20
 """Trials on the page of an experiment, and failures of each kind."""
 
@@ -434,14 +435,18 @@ def show_form(
     )
 
 
-def _find_ahead(metric: Metric, shown: Sequence[TrialSummary]) -> TrialSummary | None:
-    """Return the trial that is ahead of those shown that still train."""
-    training = [each for each in shown if each.value is None and OBJECTIVE in each.metrics]
-    return min(
-        training,
-        key=lambda each: sign(metric.better) * (each.metrics[OBJECTIVE] or 0),
-        default=None,
+def _find_ahead(metric: Metric, shown: Sequence[TrialSummary]) -> tuple[TrialSummary, float] | None:
+    """Return which of these trials, that still train or were cut off, is ahead, and its value.
+
+    That is the best evaluation of one that was cut off, the newest report of others.
+    """
+    known = (
+        (each, each.metrics.get(OBJECTIVE) if each.value is None else each.value)
+        for each in shown
+        if each.state in UNFINISHED
     )
+    found = [(each, value) for each, value in known if value is not None]
+    return min(found, key=lambda one: sign(metric.better) * one[1], default=None)
 
 
 def _make_log(trial: TrialNow) -> list[tuple[datetime, str]]:

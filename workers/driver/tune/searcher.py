@@ -249,9 +249,7 @@ class Recorder(tune.Callback):
             number, actor = trial.order.number, trial.temporary_state.ray_actor
             if trial.status != Trial.RUNNING or actor is None:
                 continue
-            report: Report | None = getattr(trial, "report", None)
-            result = None if report is None else report.result
-            if number in stalled or (number in stops and self._sweep.stop(number, result)):
+            if number in stalled or (number in stops and self._sweep.stop(number)):
                 ray.kill(actor)
 
 
