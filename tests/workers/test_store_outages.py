@@ -31,7 +31,8 @@ from eigensweep.protocol.messages import DriverOptions, Report
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.store_probe import StoreProbe
 from eigensweep.store import marks
-from eigensweep.store.checkpoints import Store
+from eigensweep.store.checkpoints import Store, replicate_key
+from eigensweep.store.commits.curves import CurvePoint
 from eigensweep.store.marks import pause_mark
 from eigensweep.store.places import store_watch
 from eigensweep.store.places.durable_files import (
@@ -43,7 +44,7 @@ from eigensweep.store.places.durable_files import (
 from eigensweep.store.places.folder_files import FolderFiles
 from eigensweep.store.places.store_watch import FIRST_PAUSE, LONGEST_PAUSE, StoreWatch
 from eigensweep.workers.deaths import explain
-from eigensweep.workers.driver.experiment import ExperimentDriver
+from eigensweep.workers.driver.experiment import READ_SECONDS, ExperimentDriver
 from eigensweep.workers.driver.tune import stopping
 from eigensweep.workers.processes.runner import LOST, REPORT, Runner
 
@@ -104,6 +105,22 @@ class TestADriver:
         order = driver.next_order()
         assert order is not None
         assert tell(driver, ledger) == []
+
+    def test_ends_trials_of_which_it_cannot_read_the_curves(self, driver, ledger, outage):
+        order = driver.next_order()
+        driver.sweep.begin(order.number, order.attempt)
+        store = Store(order.storage)
+        key = replicate_key(order.experiment, order.number, order.config["seed"])
+        store.begin(key, 1)
+        store.commit(key, 1, 5, {}, [CurvePoint(5, {"valid/cross_entropy": 0.5}, 0)])
+        entry = driver.sweep.entries[order.number]
+        assert driver.read_so_far(entry).value == 0.5
+        with outage():
+            driver.sweep.cancel("cancelled on request")
+        (ended,) = [each for each in ledger.load() if each.attempt]
+        assert (ended.state, ended.result) == ("cancelled", None)
+        driver._read_seconds = READ_SECONDS
+        assert driver.read_so_far(entry) is None, "what was slow so far is not waited for"
 
     def test_that_starts_meanwhile_begins_when_the_store_is_back(
         self, driver, ledger, outage, monkeypatch

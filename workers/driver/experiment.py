@@ -83,6 +83,10 @@ PAUSE_SECONDS = 60.0
 DELIVERY_SECONDS = 10.0
 """Seconds that a paused experiment waits until MLflow has what was committed."""
 
+READ_SECONDS = 30.0
+"""Seconds that a driver takes, in all, to read the curves of trials that are cut off: where the
+store is slow and many trials are cancelled, their end comes first."""
+
 SWITCH_SECONDS = 0.0005
 """Seconds that the delivering thread may hold Python's lock while Tune's loop waits for it. The
 loop releases the lock at each database statement, and would wait 5 ms for it each time."""
@@ -174,6 +178,7 @@ class ExperimentDriver:
         self._waits_for_others = False
         self._draining = Draining(experiment, options.storage, self._watch, capacity.find_draining)
         self._paused_at: float | None = None
+        self._read_seconds = 0.0
         self._has_given_up = False
         """Whether a pause was asked for, because trials fail one after another."""
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
@@ -248,9 +253,13 @@ class ExperimentDriver:
 
     def read_so_far(self, entry: TrialEntry) -> Result | None:
         """Return what the store knows of a trial that is cut off; None where it does not answer."""
-        with self._watch.asking():
-            return read_so_far(self._store, self.experiment, entry, self.spec.objective_metric)
-        return None
+        result, begun = None, time.monotonic()
+        if self._watch.notice is None and self._read_seconds < READ_SECONDS:
+            with self._watch.asking():
+                metric = self.spec.objective_metric
+                result = read_so_far(self._store, self.experiment, entry, metric)
+            self._read_seconds += time.monotonic() - begun
+        return result
 
     def find_missing_commit(self, order: Order, report: Report) -> str | None:
         """Return what the store lacks of what a report says is committed; None: nothing.
