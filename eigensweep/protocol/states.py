@@ -58,14 +58,15 @@ def brings_back(earlier: Outcome, outcome: Outcome) -> bool:
     """Return whether a trial that was opened again becomes what it was before.
 
     That is so if its new end tells less than the `earlier` one: a person or a limit cancelled it,
-    or it failed or hung where it had trained to an end before.
+    or it failed or hung where it had trained to an end before. One that was cancelled before has
+    come further since.
 
     >>> brings_back("completed", "failed"), brings_back("failed", "stalled")
     (True, False)
     """
-    return outcome == "cancelled" or (
-        outcome in UNTRAINED and earlier not in (*UNTRAINED, "cancelled")
-    )
+    if earlier == "cancelled":
+        return False
+    return outcome == "cancelled" or (outcome in UNTRAINED and earlier not in UNTRAINED)
 
 
 TRIAL_STATES: Final[tuple[TrialState, ...]] = get_args(TrialState)

@@ -202,3 +202,20 @@ class TestSoFar:
         cut_off, waiting = bench.ledger.load()[1:]
         assert (cut_off.state, cut_off.result.value, cut_off.result.step) == ("cancelled", 0.7, 7)
         assert (waiting.state, waiting.result) == ("cancelled", None)
+
+    @pytest.mark.parametrize("outcome", ["cancelled", "pruned"])
+    def test_what_was_cut_off_twice_has_its_newest_value(self, tmp_path: Path, outcome: str):
+        values = iter([Result(value=0.7, step=7), Result(value=0.5, step=9), None])
+        bench = Bench(tmp_path, spec(RATES), read_so_far=lambda entry: next(values))
+        for value in (0.7, 0.5, 0.5):
+            if value == 0.7:
+                assert bench.ask() is not None
+            else:
+                bench.ledger.reopen(0, bench.ledger.load()[0].config, "the rest of its training")
+                bench.start()
+                assert bench.ask() is not None
+            bench.sweep.begin(0, bench.sweep.entries[0].attempt + 1)
+            bench.sweep.end(0, outcome if value == 0.5 else "cancelled")
+            entry = bench.ledger.load()[0]
+            assert entry.result.value == value
+        assert entry.state == outcome

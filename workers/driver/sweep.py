@@ -359,8 +359,9 @@ class Sweep:
         if last is not None:
             last = self._read_report(entry, last)
             entry = _with_report(entry, last)
-        if outcome in CUT_OFF and entry.attempt and result is None and entry.result is None:
-            result = self._read_so_far(entry)
+        was_ranked = entry.earlier is not None and entry.earlier.state in RANKED
+        if outcome in CUT_OFF and entry.attempt and result is None and not was_ranked:
+            result = self._read_so_far(entry) or entry.result
         if result is not None:
             result = replace(result, outcome=outcome)
         result = complete_result(entry, outcome, result)
