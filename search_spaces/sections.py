@@ -54,6 +54,9 @@ ArmName = Annotated[str, Field(max_length=60, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.
 Line = Annotated[str, Field(max_length=200), AfterValidator(_refuse_unseen)]
 
 
+TAG_NAME = r"[A-Za-z0-9][A-Za-z0-9_./ -]{0,59}"
+
+
 def _check_tag_name(name: str) -> str:
     if not re.fullmatch(TAG_NAME, name):
         raise ValueError(
@@ -65,7 +68,6 @@ def _check_tag_name(name: str) -> str:
     return name
 
 
-TAG_NAME = r"[A-Za-z0-9][A-Za-z0-9_./ -]{0,59}"
 TagName = Annotated[str, AfterValidator(_check_tag_name)]
 
 

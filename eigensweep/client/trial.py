@@ -41,7 +41,7 @@ class Trial(Answer):
     def stop(self) -> Trial:
         """Stop it early while its experiment runs; its place goes to the next one of the search.
 
-        Within seconds it is `pruned`, with what it has reported.
+        Within seconds it is `pruned`, with the value of its best evaluation so far.
 
         Raises:
             RefusedError: if it is over, or its experiment does not run.

@@ -132,9 +132,10 @@ def get_trial(service: TheService, id: ExperimentId, number: TrialNumber) -> Tri
 def stop_trial(service: TheService, id: OwnExperimentId, number: TrialNumber) -> TrialNow:
     """Stop one trial of a running experiment; its place goes to the next one of the search.
 
-    Within seconds it is `pruned`, as one that a scheduler stops early, with what it has reported. A
-    second call changes nothing. Answered 409 if the trial is over, if the experiment does not run,
-    or if the trial has a result and trains further, with more seeds or a longer budget.
+    Within seconds it is `pruned`, as one that a scheduler stops early, with the value of its best
+    evaluation so far. A second call changes nothing. Answered 409 if the trial is over, if the
+    experiment does not run, or if the trial has a result and trains further, with more seeds or a
+    longer budget.
     """
     service.record.stop_trial(id, number)
     return get_trial(service, id, number)
