@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 from eigensweep.common.aside import call_aside
 from eigensweep.store.checkpoints import Store
 from eigensweep.store.places.durable_files import StorageError, StoreAwayError
+from eigensweep.store.places.files import is_url
 from eigensweep.store.places.object_files import PROXY
 
 T = TypeVar("T")
@@ -30,6 +31,8 @@ PATIENCE_SECONDS: Final = 2.0
 machine shares may hang for ever."""
 LONGEST_SECONDS: Final = 120.0
 """How long a request waits for its own answer while the store answers other questions."""
+WHOLE_SECONDS: Final = 3600.0
+"""The same of an answer that takes a look at each trial of an experiment, or at the whole store."""
 
 
 def _close(late: Future[Any]) -> None:
@@ -51,20 +54,20 @@ class StoreProbe:
         self._since: float | None = None
         """Unix time of the first look of those that found something, or are still waited for."""
 
-    def ask(self, act: Callable[[Store], T]) -> T:
+    def ask(self, act: Callable[[Store], T], longest: float = LONGEST_SECONDS) -> T:
         """Return what `act` reads in the store, waiting while the store answers others.
 
         Raises:
             StoreAwayError: if the store does not answer; at once where that is known, and after
-                `LONGEST_SECONDS` where it answers others.
+                `longest` seconds where it answers others.
             Exception: whatever `act` raises.
         """
         answer: Future[T] | None = None
-        until = self._clock() + LONGEST_SECONDS
+        until = self._clock() + longest
         while answer is None or not wait([answer], PATIENCE_SECONDS).done:
             problem = self.find_problem()
             if problem is None and self._clock() >= until:
-                problem = f"a part of {self.place} has not answered for {LONGEST_SECONDS:g} s"
+                problem = f"{self.place} answers others, and not this for {longest:g} s"
             if problem is not None:
                 if answer is not None:
                     answer.add_done_callback(_close)
@@ -94,7 +97,11 @@ class StoreProbe:
     def _look(self) -> None:
         try:
             files, name = self.store.files, f".probe/{secrets.token_hex(8)}"
-            is_foreign = files.size(name) is not None or bool(files.names(name))
+            is_foreign = files.size(name) is not None
+            if is_url(self.place):
+                is_foreign |= bool(files.names(name))
+            else:
+                files.names("")  # of a folder that is missing Linux reads nothing
             foreign = f"{self.place} shows a file that nobody wrote; {PROXY}"
             self._found = foreign if is_foreign else None
         except StorageError as error:

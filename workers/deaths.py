@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from eigensweep.common.machine import find_crowd
 from eigensweep.protocol.ledger import OtherVersionError, SupersededError
 from eigensweep.store.places.durable_files import DISK_ERRORS, StoreAwayError
+from eigensweep.training.errors import is_out_of_threads
 
 Cause = Literal[
     "failure", "memory", "threads", "ray", "store", "code", "unseen", "stuck", "superseded"
@@ -72,9 +74,19 @@ def explain(error: BaseException) -> Death:
     words = "".join(traceback.format_exception(error))
     if any(isinstance(each, OtherVersionError) for each in chain):
         return Death(f"{OTHER_CODE} ({error})", "code")
+    if is_out_of_threads(error):
+        return Death(name_crowd(words), "threads")
     if any(isinstance(each, MemoryError) for each in chain):
         return Death(words, "memory")
     return Death(words, "store" if any(map(_is_of_the_store, chain)) else "failure")
+
+
+def name_crowd(words: str) -> str:
+    """Return words on an end, with the limit where hardly any thread can be started now."""
+    crowd = None
+    with suppress(Exception):  # where no file can be opened, either, there is more to tell
+        crowd = find_crowd()
+    return words if crowd is None else f"{words.rstrip()}; {crowd}"
 
 
 def _is_of_the_store(error: BaseException) -> bool:

@@ -86,8 +86,9 @@ def explain_search(spec: ExperimentSpec) -> list[str]:
         words.append(explain_population(spec))
         if spec.limits.wall_seconds is not None:
             words.append(
-                "Its trials end together: if limits.wall_seconds are over before, there is no best "
-                "trial, and `eigensweep extend` with another limit goes on"
+                "Its trials end together: if limits.wall_seconds are over before the first of them "
+                "has trained its last round, there is no best trial, and none can go on. The page "
+                "names the one that led"
             )
     if spec.population is not None:
         is_all = method == "nsga2" and trials is not None and trials <= spec.population * len(arms)

@@ -233,8 +233,9 @@ def check_devices(context: Context) -> Iterator[Finding]:
 
     cores, memory = count_processors(), find_memory() / 2**30
     yield ok("processors", f"{say_count(cores, 'core')}, {memory:.0f} GiB of memory")
-    cpus = context.settings.cpus
-    if (problem := find_thread_problem(cores if cpus is None else cpus)) is not None:
+    cpus = cores if context.settings.cpus is None else context.settings.cpus
+    problem = find_thread_problem(cpus)
+    if problem is not None and context.settings.ray_address is None:
         advice = "raise that limit, or take fewer processors by EIGENSWEEP_CPUS"
         yield Finding("warning", "threads", problem, advice)
     if torch.cuda.is_available():

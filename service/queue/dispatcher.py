@@ -17,7 +17,6 @@ from typing import Final
 from sqlalchemy import Row
 
 from eigensweep.common import logs, traces
-from eigensweep.common.machine import find_crowd
 from eigensweep.protocol.messages import DriverOptions
 from eigensweep.protocol.shares import Capacity
 from eigensweep.protocol.states import DRIVEN, ENDED
@@ -34,7 +33,7 @@ from eigensweep.store.checkpoints import replicate_key
 from eigensweep.store.places.durable_files import StorageError, StoreAwayError
 from eigensweep.workers.cluster.drivers import DriverProcess
 from eigensweep.workers.cluster.nodes import Node
-from eigensweep.workers.deaths import Death
+from eigensweep.workers.deaths import Death, name_crowd
 
 logger = logging.getLogger(__name__)
 
@@ -391,8 +390,8 @@ class Dispatcher:
         if self.clock() >= known.launched_at + LONGEST_PAUSE:  # it was at work for a while
             known.pause = FIRST_PAUSE
         death = driver.death or Death("for a reason that is not known")
-        if death.cause in ("failure", "ray") and (crowd := find_crowd()) is not None:
-            death = Death(f"{death.line}; {crowd}", "threads")
+        if death.cause == "ray":  # perhaps it had no thread for it
+            death = Death(name_crowd(death.words), "ray")
         state_now = self.record.row(id).state
         if state_now not in DRIVEN | ENDED:  # it was paused, and perhaps queued again
             known.driver = None

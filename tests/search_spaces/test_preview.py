@@ -194,7 +194,7 @@ def test_pbt_says_how_many_trials_are_replaced_and_when():
     )
     before, said = preview(limited).search.words
     assert before == words
-    assert "if limits.wall_seconds are over before, there is no best trial" in said
+    assert "has trained its last round, there is no best trial, and none can go on" in said
 
 
 def test_a_grid_runs_every_point_whatever_trials_are_asked_for():

@@ -23,7 +23,6 @@ from eigensweep.protocol.ledger import StaleWriteError, SupersededError
 from eigensweep.protocol.messages import DriverOptions
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service import store_probe
-from eigensweep.service.queue import dispatcher as dispatcher_module
 from eigensweep.service.queue.dispatcher import (
     LEAST_INTERVAL,
     LONGEST_PAUSE,
@@ -37,6 +36,7 @@ from eigensweep.service.record.record import Record
 from eigensweep.service.record.sql import database
 from eigensweep.store.checkpoints import Store, replicate_key
 from eigensweep.store.places.folder_files import FolderFiles
+from eigensweep.workers import deaths
 from eigensweep.workers.deaths import Death, explain
 
 OPTIONS = DriverOptions(storage="/storage")
@@ -275,14 +275,13 @@ class TestDispatcher:
         self, record, launcher, post, monkeypatch
     ):
         now, crowd = [0.0], "950 processes and threads run of 1,000 that ulimit -u allows"
-        monkeypatch.setattr(dispatcher_module, "find_crowd", lambda: crowd)
+        monkeypatch.setattr(deaths, "find_crowd", lambda: crowd)
         dispatcher = Dispatcher(record, launcher=launcher, options=OPTIONS, clock=lambda: now[0])
         id = post()
         dispatcher.tick()
         for _ in range(2 * MOST_DEATHS):
             launcher.launched[-1].now = "died"
-            words = "Traceback (most recent call last):\nRuntimeError: can't start new thread"
-            launcher.launched[-1].death = Death(words)
+            launcher.launched[-1].death = explain(RuntimeError("can't start new thread"))
             for _ in range(40):
                 now[0] += 10.0
                 dispatcher.tick()
@@ -290,6 +289,22 @@ class TestDispatcher:
         assert row.state != "failed"
         (notice,) = row.notices
         assert notice["words"].endswith(f"RuntimeError: can't start new thread; {crowd}")
+
+    def test_a_bug_counts_however_few_threads_are_left(self, record, launcher, post, monkeypatch):
+        monkeypatch.setattr(deaths, "find_crowd", lambda: "950 of 1,000 run")
+        now = [0.0]
+        dispatcher = Dispatcher(record, launcher=launcher, options=OPTIONS, clock=lambda: now[0])
+        id = post()
+        dispatcher.tick()
+        for _ in range(MOST_DEATHS):
+            launcher.launched[-1].now = "died"
+            launcher.launched[-1].death = explain(ValueError("a bug"))
+            for _ in range(40):
+                now[0] += 10.0
+                dispatcher.tick()
+        row = record.row(id)
+        assert row.state == "failed"
+        assert "ValueError: a bug" in row.error
 
     @pytest.mark.parametrize("ask", ["pause", "cancel"])
     def test_one_that_does_not_stop_its_trials_is_replaced(self, record, launcher, post, ask):

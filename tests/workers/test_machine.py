@@ -11,7 +11,13 @@ import psutil
 import pytest
 
 from eigensweep.common import machine
-from eigensweep.common.machine import count_processors, find_crowd, find_memory, find_thread_limit
+from eigensweep.common.machine import (
+    count_processors,
+    find_crowd,
+    find_free_memory,
+    find_memory,
+    find_thread_limit,
+)
 from eigensweep.workers.cluster.threads import find_thread_problem
 
 JOB = "/system.slice/slurmstepd.scope/job_7"
@@ -41,6 +47,54 @@ def test_processors_are_those_that_taskset_leaves():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "1\n"
+
+
+@pytest.mark.parametrize(
+    ("version", "path", "files", "most"),
+    [
+        (f"0::{JOB}\n", JOB, {"cpu.max": "150000 100000"}, 1),
+        (f"0::{JOB}\n", JOB, {"cpu.max": "50000 100000"}, 1),
+        (f"0::{JOB}\n", JOB, {"cpu.max": "max 100000"}, None),
+        (f"0::{JOB}\n", "/system.slice", {"cpu.max": "100000 100000"}, 1),
+        (
+            "4:cpu,cpuacct:/docker/a1\n",
+            "/cpu,cpuacct/docker/a1",
+            {"cpu.cfs_quota_us": "100000", "cpu.cfs_period_us": "100000"},
+            1,
+        ),
+        (
+            "4:cpu,cpuacct:/docker/a1\n",
+            "/cpu,cpuacct/docker/a1",
+            {"cpu.cfs_quota_us": "-1", "cpu.cfs_period_us": "100000"},
+            None,
+        ),
+    ],
+)
+def test_a_quota_of_time_counts_as_processors(groups, version, path, files, most):
+    machine.OWN_GROUPS.write_text(version)
+    for name, words in files.items():
+        limit(groups, path, words, name)
+    assert count_processors() == (most or len(os.sched_getaffinity(0)))
+
+
+def test_free_is_what_a_group_has_not_taken_but_for_caches(groups):
+    machine.OWN_GROUPS.write_text(f"0::{JOB}\n")
+    limit(groups, JOB, str(2**28))
+    limit(groups, JOB, str(2**27), "memory.current")
+    limit(groups, JOB, f"anon 9\ninactive_file {2**20}", "memory.stat")
+    assert find_free_memory() == 2**28 - 2**27 + 2**20
+    limit(groups, "/system.slice", str(2**20))
+    limit(groups, "/system.slice", str(2**21), "memory.current")
+    limit(groups, "/system.slice", "anon 9", "memory.stat")
+    assert find_free_memory() == 0
+
+
+def test_free_memory_of_the_older_tree_is_read_too(groups):
+    machine.OWN_GROUPS.write_text("4:memory:/docker/a1\n")
+    limit(groups, "/memory/docker/a1", str(2**28), "memory.limit_in_bytes")
+    limit(groups, "/memory/docker/a1", str(2**27), "memory.usage_in_bytes")
+    limit(groups, "/memory/docker/a1", "total_inactive_file 7\ninactive_file 3", "memory.stat")
+    assert find_free_memory() == 2**28 - 2**27 + 7
 
 
 def test_memory_is_what_the_job_or_what_is_around_it_may_have(groups):
@@ -101,6 +155,20 @@ class TestThreads:
         found = find_thread_limit()
         assert (found.most, found.left) == (1000, 50)
         assert found.name == str(groups / "system.slice" / "pids.max")
+
+    def test_the_smallest_limit_tells_what_can_never_run(self, groups):
+        self.allow(groups, 150, 20)
+        self.allow(groups, 4000, 3990, "/system.slice")
+        assert "allows 150 processes and threads" in (find_thread_problem(2) or "")
+
+    def test_root_of_a_container_is_bound_as_its_user_is(self, groups, monkeypatch, tmp_path):
+        self.allow(groups, "max", 90)
+        monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (3, 3))
+        assert find_thread_limit() is None
+        monkeypatch.setattr(machine, "OWN_USERS", tmp_path / "uid_map")
+        machine.OWN_USERS.write_text("         0       1000          1\n")
+        found = find_thread_limit()
+        assert (found.most, found.name) == (3, "ulimit -u")
 
     def test_many_trials_need_more_threads_than_few(self, groups):
         self.allow(groups, 300, 20)

@@ -18,7 +18,7 @@ import ray.exceptions
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
 from eigensweep.common.foreign_code import keep_signal_handlers
-from eigensweep.common.machine import count_processors, find_memory
+from eigensweep.common.machine import count_processors, find_free_memory
 from eigensweep.common.private_folders import UnsafeFolderError
 from eigensweep.workers.cluster.nodes import ClusterSnapshot, Node, RayPlace, read_nodes
 from eigensweep.workers.cluster.ray_folder import RayFolder
@@ -82,7 +82,6 @@ class RayCluster:
             ClusterError: if Ray does not start or does not answer, or its folder is not safe.
         """
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-        utils: Any = ray._private.utils  # without types
         if address is not None:
             _knock(address)
             with keep_signal_handlers():
@@ -99,11 +98,11 @@ class RayCluster:
             folder = RayFolder.make(None if temp_dir is None else Path(temp_dir))
         except (UnsafeFolderError, OSError) as error:
             raise ClusterError(f"Ray has no folder to work in: {error}") from error
-        if num_cpus is None:  # Ray knows the limits of containers, but not of taskset and Slurm
-            num_cpus = max(1, min(int(utils.get_num_cpus()), count_processors()))
+        if num_cpus is None:  # Ray knows only the limits of containers
+            num_cpus = count_processors()
         if (problem := find_thread_problem(num_cpus)) is not None:
             logger.warning("%s: take fewer by EIGENSWEEP_CPUS, or raise that limit", problem)
-        memory = min(int(utils.estimate_available_memory()), find_memory()) - OBJECT_STORE_BYTES
+        memory = find_free_memory() - OBJECT_STORE_BYTES
         with keep_signal_handlers():
             addresses = _init(
                 address="local",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from eigensweep.common.machine import find_thread_limit
+from eigensweep.common.machine import list_thread_limits
 
 AT_REST: Final = 220
 """Threads and processes of a service, of its Ray, MLflow and a driver."""
@@ -14,7 +14,8 @@ OF_A_TRIAL: Final = 30
 
 def find_thread_problem(processors: float) -> str | None:
     """Return in words that too few threads may run for trials on all processors; None: enough."""
-    limit, needed = find_thread_limit(), AT_REST + OF_A_TRIAL * max(1, int(processors))
+    limit = min(list_thread_limits(), key=lambda each: each.most, default=None)
+    needed = AT_REST + OF_A_TRIAL * max(1, int(processors))
     if limit is None or limit.most >= needed:
         return None
     return (

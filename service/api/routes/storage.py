@@ -23,6 +23,7 @@ from eigensweep.service.api.callers.callers import Caller, Reader, Submitter, te
 from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.record.changes.retention import DAY
 from eigensweep.service.record.errors import ConflictError, NotAllowedError, NotFoundError
+from eigensweep.service.store_probe import WHOLE_SECONDS
 from eigensweep.store.places.durable_files import StorageError
 from eigensweep.store.upkeep.thinning import Keep
 
@@ -81,7 +82,7 @@ def show_storage(service: TheService, caller: Reader) -> StorageNow:
     What was measured is shown again for some seconds, with much to measure for some minutes.
     Metadata of experiments are in the database of the record, and do not count for them.
     """
-    found = service.store.ask(lambda _: service.disk_use.read())
+    found = service.store.ask(lambda _: service.disk_use.read(), WHOLE_SECONDS)
     is_admin = caller.may("admin")
     rows = [
         ExperimentUse.made_of(use, id=row.id, name=row.name, owner=row.owner)
@@ -211,7 +212,9 @@ def _prune(
         row = service.record.row(id)
         caller.require_owner(row.owner, f"experiment {id}")
         service.record.check_prunable(row, ended_before)
-        size = service.store.ask(lambda s: service.record.measure_prunable(s, id, asked.keep))
+        size = service.store.ask(
+            lambda s: service.record.measure_prunable(s, id, asked.keep), WHOLE_SECONDS
+        )
         if not asked.dry_run:
             service.record.prune(id, asked.keep)
     except (NotFoundError, ConflictError, NotAllowedError) as error:

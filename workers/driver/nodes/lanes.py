@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]
 import ray
 import ray.exceptions
 import torch
 
+from eigensweep.common.machine import find_free_memory
 from eigensweep.common.private_folders import cache_folder
 from eigensweep.protocol.code import check_code, own_code
 from eigensweep.protocol.messages import Code, ConfigJson, DriverOptions
@@ -92,7 +92,7 @@ def _measure(
     check_code(code)
     torch.set_num_threads(threads)
     parsed = TrialConfig.from_dict(config)
-    most = psutil.virtual_memory().available // 2 // THIN_PROCESS
+    most = find_free_memory() // 2 // THIN_PROCESS
     chosen = sizing.choose_lanes(
         parsed,
         device,

@@ -10,6 +10,7 @@ is stopped; its drivers go on. No thread is started here: a fork copies only the
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -24,7 +25,7 @@ from typing import Final
 
 from eigensweep.common.loading import load_for_good
 from eigensweep.common.parents import die_with_starter, end_fork, reap
-from eigensweep.workers.deaths import Death
+from eigensweep.workers.deaths import Death, name_crowd
 from eigensweep.workers.driver.process.driver_order import Request
 
 logger = logging.getLogger(__name__)
@@ -82,7 +83,8 @@ class Zygote:
         except OSError as error:  # others may end meanwhile; those that work go on
             for end in ends:
                 os.close(end)
-            death = Death(f"the machine forks no further process: {error}", "memory")
+            words = name_crowd(f"the machine forks no further process: {error}")
+            death = Death(words, "threads" if error.errno == errno.EAGAIN else "memory")
             self._pipe.send(("ended", request.number, 1, death))
             return
         reading, writing, waiting, going = ends
